@@ -1,0 +1,76 @@
+# `make demo` and `make test` do their own set-up: a virtual environment in .venv, the package built and installed into it.
+#   make demo DATA=path/to/train.txt      the demo on a real Criteo file
+#   make test ARGS="tests/store -x"       a part of the suite
+PYTHON ?= python3
+DATA ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Directories are listed too, so that a deleted file also makes the installed package out of date.
+SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
+  $(shell find csrc cpr_native -name __pycache__ -prune -o ! -name '*.so' -print)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format types bench bench-check develop clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/demo.stamp  ## train, lose shards, recover; writes results.json and report.html
+	$(BIN)/cpr-native demo $(if $(DATA),--data '$(DATA)') $(ARGS)
+
+# The command `pytest`, not `python -m pytest`: the working directory stays out of sys.path, where the source folder
+# (it has no compiled module) would be found before the installed package.
+test: $(VENV)/test.stamp  ## the whole test suite against the installed package
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/lint.stamp  ## ruff (lint and format) and clang-format, checks only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
+
+format: $(VENV)/lint.stamp  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
+
+types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native module's stub against the compiled module
+	$(BIN)/mypy
+	$(BIN)/stubtest cpr_native._native --mypy-config-file pyproject.toml
+
+bench: $(VENV)/bench.stamp  ## the benchmarks, timed
+	$(BIN)/pytest bench --benchmark-only $(ARGS)
+
+bench-check: $(VENV)/bench.stamp  ## the benchmarks once, with timing off: only their answers are checked
+	$(BIN)/pytest bench --benchmark-disable $(ARGS)
+
+develop: $(BIN)/python  ## install in place (editable), with every tool; rebuild by running it again
+	rm -f $(VENV)/*.stamp
+	$(INSTALL) pybind11 scikit-build-core cmake ninja
+	$(INSTALL) --no-build-isolation -v -e ".[demo,test,lint]" pre-commit
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build results.json report.html demo-checkpoints .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
+	$(INSTALL) ".[demo]"
+	@touch $@
+
+$(VENV)/test.stamp: $(SOURCES) | $(BIN)/python
+	$(INSTALL) ".[demo,test]"
+	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/lint.stamp: constraints.txt pyproject.toml | $(BIN)/python
+	$(INSTALL) ruff mypy clang-format
+	@touch $@
+
+# Without its dependencies: they name another torch than the one that is pinned.
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	$(INSTALL) --no-deps fbgemm-gpu-cpu
+	@touch $@
