@@ -1,0 +1,6 @@
+"""Recovery manager: saves when due, in the background, and brings a job back after a failure."""
+
+from cpr_native.recovery.manager import RecoveryManager
+from cpr_native.recovery.report import RecoveryReport, SaveReport
+
+__all__ = ["RecoveryManager", "RecoveryReport", "SaveReport"]

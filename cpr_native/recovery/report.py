@@ -1,0 +1,58 @@
+"""What the recovery manager reports: one record per save and one per recovery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpr_native.overhead import Recovery
+from cpr_native.policy import SaveKind
+
+SaveReason = Literal["start", "due", "requested", "close"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport:
+    """One committed save.
+
+    `sequence`: number of its global manifest; `kind`, `reason`; `step`, `samples`: its cut; `rows`: rows written;
+    `bytes_written`: bytes of all its files; `stall_seconds`: training time it took; `seconds`: from begin to commit.
+    """
+
+    sequence: int
+    kind: SaveKind
+    reason: SaveReason
+    step: int
+    samples: int
+    rows: int
+    bytes_written: int
+    stall_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryReport:
+    """One recovery from a failure, or one restart in a new process.
+
+    `mode`: "full" or "partial"; `restart`: True from `resume()`; `shards`: those that failed (all at a restart);
+    `step`, `samples`: position of training after it; `lost_samples`: samples to train again (full only), the same in
+    hours of the job as `hours_lost`; `rows_restored`: rows read from commits; `rows_reset`: rows back at their initial
+    values because no commit has them; `lost_lookups`: lookups whose updates are gone (partial only; at a restart 0);
+    `pls`: what this failure added to the portion of lost samples; `oldest_step`: step of the oldest commit a restored
+    row came from, None without rows; `seconds`: time taken; `skipped`: what damaged files were passed over.
+    """
+
+    mode: Recovery
+    restart: bool
+    shards: tuple[int, ...]
+    step: int
+    samples: int
+    lost_samples: int
+    hours_lost: float
+    rows_restored: int
+    rows_reset: int
+    lost_lookups: int
+    pls: float
+    oldest_step: int | None
+    seconds: float
+    skipped: tuple[str, ...]
