@@ -1,0 +1,202 @@
+"""The outcome of an emulation as `results.json` holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+RecoveryMode = Literal["full", "partial"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadHours:
+    """Hours of the emulated job beyond its work, split as in CPR (MLSys 2021, section 2).
+
+    Args:
+        save: training time lost to saving.
+        load: loading the checkpoint after failures.
+        lost: work done again after failures.
+        reschedule: finding and starting replacement nodes.
+    """
+
+    save: float = 0.0
+    load: float = 0.0
+    lost: float = 0.0
+    reschedule: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum of the four parts in hours."""
+        return self.save + self.load + self.lost + self.reschedule
+
+    def to_dict(self) -> dict[str, float]:
+        """The four parts under their names in `results.json`."""
+        return {"save": self.save, "load": self.load, "lost": self.lost, "reschedule": self.reschedule}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """What one failure did to one run.
+
+    Args:
+        hour: hours of work at which it struck.
+        shards: the shards lost.
+        rows_restored: rows written back from checkpoint files.
+        lost_lookups: lookups of the lost rows since they were last saved; 0 after a full recovery, which
+            does that work again.
+        mode: how the run recovered.
+    """
+
+    hour: float
+    shards: tuple[int, ...]
+    rows_restored: int
+    lost_lookups: int
+    mode: RecoveryMode
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as `results.json` holds it."""
+        return {
+            "hour": self.hour,
+            "shards": list(self.shards),
+            "rows_restored": self.rows_restored,
+            "lost_lookups": self.lost_lookups,
+            "mode": self.mode,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveMark:
+    """One commit on the time axis of the report.
+
+    Args:
+        hour: hours of work at which the snapshot was taken.
+        kind: `base`, `delta` or `priority`.
+        bytes_written: bytes of its files.
+        cost_hours: overhead charged for it.
+    """
+
+    hour: float
+    kind: str
+    bytes_written: int
+    cost_hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The outcome of one strategy.
+
+    Args:
+        strategy: `none`, `full`, `partial`, `mfu` or `ssu`.
+        seed: seed of model and failures.
+        auc, logloss: of the held-out samples after training.
+        overhead_percent: overhead in percent of the job's hours.
+        overhead_hours: the same in hours, split.
+        pls_expected: expected portion of lost samples (CPR, `0.5*T_save/(T_fail*N)`), 0 to 1.
+        pls: portion of lost samples realised, 0 to 1.
+        commits: saves committed to disk.
+        bytes_written: bytes of all files written for them.
+        failures: in order of time.
+        seconds: wall-clock seconds of the run; the only value that differs from run to run.
+        saves: commits in order of time, for the report only.
+        pls_trace: `(hour, pls)` after each failure, for the report only.
+    """
+
+    strategy: str
+    seed: int
+    auc: float
+    logloss: float
+    overhead_percent: float
+    overhead_hours: OverheadHours
+    pls_expected: float
+    pls: float
+    commits: int
+    bytes_written: int
+    failures: tuple[FailureRecord, ...]
+    seconds: float
+    saves: tuple[SaveMark, ...] = ()
+    pls_trace: tuple[tuple[float, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as `results.json` holds it, keys in the documented order."""
+        return {
+            "strategy": self.strategy,
+            "seed": self.seed,
+            "auc": self.auc,
+            "logloss": self.logloss,
+            "overhead_percent": self.overhead_percent,
+            "overhead_hours": self.overhead_hours.to_dict(),
+            "pls_expected": self.pls_expected,
+            "pls": self.pls,
+            "commits": self.commits,
+            "bytes_written": self.bytes_written,
+            "failures": [failure.to_dict() for failure in self.failures],
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Every run of one emulation with the data and the settings it used.
+
+    Args:
+        data: what was trained on (source, samples, tables, ...), JSON values only.
+        config: the settings, JSON values only.
+        runs: one per strategy in the order they ran.
+    """
+
+    data: Mapping[str, Any]
+    config: Mapping[str, Any]
+    runs: tuple[RunResult, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `results.json`."""
+        return {
+            "data": dict(self.data),
+            "config": dict(self.config),
+            "runs": [run.to_dict() for run in self.runs],
+        }
+
+    def to_json(self) -> str:
+        """The text of `results.json`: two spaces of indent, keys in the documented order, newline at the end.
+
+        Raises:
+            ValueError: a number is not finite (JSON has no such number).
+        """
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write_results(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write `results.json` so that `path` holds the old or the new text, never a part.
+
+    Raises:
+        OSError: the file cannot be written; `filename` names it.
+        ValueError: a number is not finite; nothing is written.
+    """
+    write_text_atomically(results.to_json(), path)
+
+
+def write_text_atomically(text: str, path: str | os.PathLike[str]) -> None:
+    """Write UTF-8 `text` to a temporary file beside `path`, sync it and rename it into place.
+
+    Raises:
+        OSError: the file cannot be written; `filename` names it.
+    """
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

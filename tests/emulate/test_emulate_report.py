@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpr_native.emulate import FailureRecord, OverheadHours, Results, RunResult
+from cpr_native.emulate.report import human_bytes, render_report, write_report
+from cpr_native.emulate.results import SaveMark
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+def _run(strategy: str, mode: str, hours: OverheadHours, pls: float) -> RunResult:
+    failures: tuple[FailureRecord, ...] = ()
+    if strategy != "none":
+        failures = tuple(
+            FailureRecord(hour=hour, shards=(shard,), rows_restored=54321, lost_lookups=987, mode=mode)  # type: ignore[arg-type]
+            for hour, shard in ((11.0, 3), (40.0, 6))
+        )
+    return RunResult(
+        strategy=strategy, seed=0, auc=0.7561 - pls / 100, logloss=0.45, pls_expected=0.1, pls=pls,
+        overhead_percent=hours.total / 0.56, overhead_hours=hours, commits=2, bytes_written=12_345_678,
+        failures=failures, seconds=1.0, pls_trace=tuple((failure.hour, pls) for failure in failures),
+        saves=(
+            SaveMark(hour=10.0, kind="base", bytes_written=6, cost_hours=0.1),
+            SaveMark(hour=20.0, kind="priority", bytes_written=6, cost_hours=0.1),
+        ),
+    )  # fmt: skip
+
+
+RESULTS = Results(
+    data={"source": "train <b>.txt", "samples": 1000},
+    config={"total_hours": 56.0, "target_pls": 0.1, "failures": ["11:3", "40:6"]},
+    runs=(
+        _run("none", "full", OverheadHours(), 0.0),
+        _run("full", "full", OverheadHours(save=2.3, load=0.09, lost=2.4, reschedule=0.09), 0.0),
+        _run("ssu", "partial", OverheadHours(save=0.1, load=0.09, reschedule=0.09), 0.04),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_report(RESULTS)
+
+
+class _Balance(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        if ("role", "img") in attrs:
+            self.images.append(dict(attrs)["aria-label"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_report_refers_to_nothing_outside_itself(page: str) -> None:
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "<script" not in page
+    assert "<link" not in page
+    assert "@import" not in page
+    assert all(target.startswith("#") for target in re.findall(r'(?:href|src)="([^"]*)"', page))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
+
+
+def test_report_is_well_formed_and_every_plot_has_words(page: str) -> None:
+    parser = _Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(parser.images) == page.count("<svg") == 4
+    assert all("ssu" in words and "full" in words for words in parser.images)
+
+
+def test_ids_within_the_page_are_unique_and_resolve(page: str) -> None:
+    svgs = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    for svg in svgs:
+        defined = set(re.findall(r'\sid="([^"]*)"', svg))
+        used = set(re.findall(r"url\(#([^)]*)\)", svg)) | set(re.findall(r'href="#([^"]*)"', svg))
+        assert used <= defined
+
+
+def test_report_shows_the_figures_of_the_results(page: str) -> None:
+    for text in ("8.71", "0.50", "54,321", "987", "12.3 MB", "0.7561", "11.00", "budget 0.1"):
+        assert text in page
+
+
+def test_text_from_outside_is_escaped(page: str) -> None:
+    assert "train &lt;b&gt;.txt" in page
+    assert "train <b>" not in page
+
+
+def test_parts_of_the_overhead_differ_by_hatch(page: str) -> None:
+    overhead = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)[0]
+    assert len(set(re.findall(r"<pattern id=\"([^\"]*)\"", overhead))) >= 3
+
+
+def test_report_of_one_run_without_failure() -> None:
+    page = render_report(dataclasses.replace(RESULTS, runs=RESULTS.runs[:1]))
+    assert page.count("<svg") == 1
+    assert "without failure" in page
+
+
+def test_same_results_give_the_same_page(page: str) -> None:
+    assert render_report(RESULTS) == page
+
+
+def test_write_report_writes_the_page(page: str, tmp_path: Path) -> None:
+    write_report(RESULTS, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text("utf-8") == page
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
+def test_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=rf'needs {name}: install it with pip install "cpr-native'):
+        render_report(RESULTS)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_951, "100 kB"),
+     (999_499, "999 kB"), (999_500, "1.0 MB"), (12_345_678, "12.3 MB"), (5 * 10**12, "5.0 TB")],
+)  # fmt: skip
+def test_human_bytes(count: int, text: str) -> None:
+    assert human_bytes(count) == text
