@@ -1,0 +1,200 @@
+"""What a checkpoint is of: tables, optimizer and placement; written into every manifest, compared at open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cpr_native.errors import SchemaMismatchError
+
+_MAX_COUNT = 2**62
+_MAX_NAME = 1024
+
+
+def _check_count(what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what}: expected an int, got {type(value).__name__}")
+    if not least <= value <= _MAX_COUNT:
+        raise ValueError(f"{what}: expected {least}..2**62, got {value}")
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: expected a str, got {type(value).__name__}")
+    if not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+        raise ValueError(f"{what}: expected 1..{_MAX_NAME} printable characters, got {value!r}")
+
+
+def _check_float(what: str, value: object) -> None:
+    if not isinstance(value, float):
+        raise TypeError(f"{what}: expected a float, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{what}: expected a finite number, got {value}")
+
+
+def _exact_fields(what: str, data: object, names: list[str]) -> dict[str, Any]:
+    if not isinstance(data, dict) or sorted(data) != sorted(names):
+        got = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{what}: expected the fields {sorted(names)}, got {got}")
+    return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSchema:
+    """One embedding table: `rows` x `dim` float32, initial rows uniform in [`init_min`, `init_max`)."""
+
+    name: str
+    rows: int
+    dim: int
+    init_min: float
+    init_max: float
+
+    def __post_init__(self) -> None:
+        _check_text("table name", self.name)
+        _check_count(f"table {self.name!r}: rows", self.rows, 1)
+        _check_count(f"table {self.name!r}: dim", self.dim, 1)
+        _check_float(f"table {self.name!r}: init_min", self.init_min)
+        _check_float(f"table {self.name!r}: init_max", self.init_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionSchema:
+    """The tables of a collection, the name of its optimizer, and what its initial rows are a function of.
+
+    `optimizer` is "sgd", "row_wise_adagrad" (one float32 of state a row, `initial_state` at first) or "none".
+    """
+
+    tables: tuple[TableSchema, ...]
+    optimizer: str
+    seed: int = 0
+    initial_state: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tables, tuple) or not self.tables:
+            raise ValueError(f"tables: expected a tuple of at least one TableSchema, got {self.tables!r}")
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tables: names must differ, got {names}")
+        if self.optimizer not in ("sgd", "row_wise_adagrad", "none"):
+            raise ValueError(f"optimizer: expected sgd, row_wise_adagrad or none, got {self.optimizer!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed: expected an int, got {type(self.seed).__name__}")
+        _check_float("initial_state", self.initial_state)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a row has optimizer state (one float32) beside its weight."""
+        return self.optimizer == "row_wise_adagrad"
+
+    def table(self, name: str) -> TableSchema:
+        """Returns the table called `name`; raises KeyError."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the schema as JSON values; `from_json` gives an equal schema."""
+        data = asdict(self)
+        data["tables"] = list(data["tables"])
+        return data
+
+    @classmethod
+    def from_json(cls, data: object) -> CollectionSchema:
+        """Returns the schema that `to_json` wrote; raises ValueError or TypeError for anything else."""
+        values = dict(_exact_fields("schema", data, [field.name for field in fields(cls)]))
+        if not isinstance(values["tables"], list):
+            raise TypeError("schema: tables must be a list")
+        names = [field.name for field in fields(TableSchema)]
+        values["tables"] = tuple(
+            TableSchema(**_exact_fields("schema table", table, names)) for table in values["tables"]
+        )
+        return cls(**values)
+
+    def check_same(self, other: CollectionSchema, where: str) -> None:
+        """Raises SchemaMismatchError naming table and field unless `other`, read from `where`, is equal."""
+        ours, theirs = [t.name for t in self.tables], [t.name for t in other.tables]
+        if ours != theirs:
+            raise SchemaMismatchError(f"{where}: tables: expected {ours}, got {theirs}")
+        for mine, table in zip(self.tables, other.tables, strict=True):
+            for field in fields(TableSchema):
+                expected, got = getattr(mine, field.name), getattr(table, field.name)
+                if expected != got:
+                    raise SchemaMismatchError(
+                        f"{where}: table {mine.name!r}: {field.name}: expected {expected}, got {got}"
+                    )
+        for name in ("optimizer", "seed", "initial_state"):
+            expected, got = getattr(self, name), getattr(other, name)
+            if expected != got:
+                raise SchemaMismatchError(f"{where}: {name}: expected {expected}, got {got}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which shard holds which rows. "contiguous_rows": shard i of a table holds the i-th block of `block` rows.
+
+    `blocks` maps each table to its block size in rows; the last block may be short and blocks past the
+    end are empty. TorchRec's row-wise sharding is ceil(rows / shards).
+    """
+
+    shards: int
+    blocks: Mapping[str, int]
+    strategy: str = "contiguous_rows"
+
+    def __post_init__(self) -> None:
+        if self.strategy != "contiguous_rows":
+            raise ValueError(f"placement strategy: expected contiguous_rows, got {self.strategy!r}")
+        _check_count("placement shards", self.shards, 1)
+        object.__setattr__(self, "blocks", dict(self.blocks))
+        for name, block in self.blocks.items():
+            _check_text("placement table", name)
+            _check_count(f"placement block of table {name!r}", block, 1)
+
+    @classmethod
+    def contiguous(cls, schema: CollectionSchema, shards: int) -> Placement:
+        """Returns blocks of ceil(rows / shards) rows for every table of `schema`."""
+        _check_count("placement shards", shards, 1)
+        return cls(shards=shards, blocks={t.name: -(-t.rows // shards) for t in schema.tables})
+
+    def row_range(self, schema: CollectionSchema, table: str, shard: int) -> tuple[int, int]:
+        """Returns the global rows [begin, end) of `table` that `shard` holds; may be empty."""
+        if not 0 <= shard < self.shards:
+            raise IndexError(f"shard {shard} of {self.shards}")
+        rows, block = schema.table(table).rows, self.blocks[table]
+        return min(rows, shard * block), min(rows, (shard + 1) * block)
+
+    def check_covers(self, schema: CollectionSchema) -> None:
+        """Raises ValueError unless the blocks name exactly the tables of `schema` and hold all their rows."""
+        names = sorted(table.name for table in schema.tables)
+        if sorted(self.blocks) != names:
+            raise ValueError(f"placement blocks: expected the tables {names}, got {sorted(self.blocks)}")
+        for table in schema.tables:
+            if self.blocks[table.name] * self.shards < table.rows:
+                raise ValueError(
+                    f"placement of table {table.name!r}: {self.shards} blocks of {self.blocks[table.name]} "
+                    f"rows hold fewer than {table.rows} rows"
+                )
+
+    def check_same(self, other: Placement, where: str) -> None:
+        """Raises SchemaMismatchError naming table and field unless `other`, read from `where`, is equal."""
+        if self.shards != other.shards:
+            raise SchemaMismatchError(f"{where}: shards: expected {self.shards}, got {other.shards}")
+        for name, block in self.blocks.items():
+            if other.blocks.get(name) != block:
+                raise SchemaMismatchError(
+                    f"{where}: table {name!r}: placement block: expected {block}, got {other.blocks.get(name)}"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the placement as JSON values; `from_json` gives an equal placement."""
+        return {"strategy": self.strategy, "shards": self.shards, "blocks": dict(self.blocks)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Placement:
+        """Returns the placement that `to_json` wrote; raises ValueError or TypeError for anything else."""
+        values = _exact_fields("placement", data, ["strategy", "shards", "blocks"])
+        if not isinstance(values["blocks"], dict):
+            raise TypeError("placement: blocks must be an object")
+        return cls(**values)
