@@ -70,7 +70,7 @@ $(VENV)/lint.stamp: constraints.txt pyproject.toml | $(BIN)/python
 	$(INSTALL) ruff mypy clang-format
 	@touch $@
 
-# Without its dependencies: they name another torch than the one that is pinned.
+# Without its dependencies: numpy and torch are there, as pinned.
 $(VENV)/bench.stamp: $(VENV)/test.stamp
 	$(INSTALL) --no-deps fbgemm-gpu-cpu
 	@touch $@
