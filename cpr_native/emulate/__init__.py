@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from cpr_native.emulate.clock import VirtualClock
 from cpr_native.emulate.failures import Failure, FailureSchedule, draw_failures, given_failures, parse_failure
-from cpr_native.emulate.results import FailureRecord, OverheadHours, Results, RunResult, write_results
+from cpr_native.emulate.results import FailureRecord, Results, RunResult, write_results
 
 __all__ = [
     "Failure",
     "FailureRecord",
     "FailureSchedule",
-    "OverheadHours",
     "Results",
     "RunResult",
     "VirtualClock",

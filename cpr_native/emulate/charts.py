@@ -23,7 +23,7 @@ _LINES: tuple[tuple[str, str, Any], ...] = (
     ("#cc79a7", "v", (0, (1, 1))),
 )
 _SAVE_MARKS = {"base": ("s", 7.0), "delta": ("^", 6.5), "priority": ("|", 9.0)}
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cpr-native",
     "font.family": "sans-serif",
@@ -43,7 +43,7 @@ def overhead_chart(runs: Sequence[RunResult], total_hours: float) -> str:
         axes = figure.subplots()
         left = [0.0] * len(runs)
         for part in PARTS:
-            widths = [100.0 * run.overhead_hours.to_dict()[part] / total_hours for run in runs]
+            widths = [100.0 * getattr(run.overhead_hours, part) / total_hours for run in runs]
             axes.barh(
                 range(len(runs)), widths, left=left, height=0.62, color=_FILLS[part], label=part,
                 hatch=_HATCHES[part], edgecolor="black", linewidth=0.7,

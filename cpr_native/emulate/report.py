@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -115,7 +116,7 @@ def _summary(runs: Sequence[RunResult], hours: float) -> str:
 def _overhead_words(runs: Sequence[RunResult]) -> str:
     return "Overhead in percent of the job's hours: " + "; ".join(
         f"{run.strategy} {run.overhead_percent:.2f} % ("
-        + ", ".join(f"{part} {value:.2f} h" for part, value in run.overhead_hours.to_dict().items())
+        + ", ".join(f"{part} {hours:.2f} h" for part, hours in asdict(run.overhead_hours).items())
         + ")"
         for run in runs
     )

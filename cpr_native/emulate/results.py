@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-RecoveryMode = Literal["full", "partial"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverheadHours:
-    """Hours of the emulated job beyond its work, split as in CPR (MLSys 2021, section 2).
-
-    Args:
-        save: training time lost to saving.
-        load: loading the checkpoint after failures.
-        lost: work done again after failures.
-        reschedule: finding and starting replacement nodes.
-    """
-
-    save: float = 0.0
-    load: float = 0.0
-    lost: float = 0.0
-    reschedule: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Sum of the four parts in hours."""
-        return self.save + self.load + self.lost + self.reschedule
-
-    def to_dict(self) -> dict[str, float]:
-        """The four parts under their names in `results.json`."""
-        return {"save": self.save, "load": self.load, "lost": self.lost, "reschedule": self.reschedule}
+from cpr_native.overhead import Overhead, Recovery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +31,7 @@ class FailureRecord:
     shards: tuple[int, ...]
     rows_restored: int
     lost_lookups: int
-    mode: RecoveryMode
+    mode: Recovery
 
     def to_dict(self) -> dict[str, Any]:
         """The record as `results.json` holds it."""
@@ -111,7 +86,7 @@ class RunResult:
     auc: float
     logloss: float
     overhead_percent: float
-    overhead_hours: OverheadHours
+    overhead_hours: Overhead
     pls_expected: float
     pls: float
     commits: int
@@ -129,7 +104,7 @@ class RunResult:
             "auc": self.auc,
             "logloss": self.logloss,
             "overhead_percent": self.overhead_percent,
-            "overhead_hours": self.overhead_hours.to_dict(),
+            "overhead_hours": dataclasses.asdict(self.overhead_hours),
             "pls_expected": self.pls_expected,
             "pls": self.pls,
             "commits": self.commits,

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cpr_native.emulate import FailureRecord, OverheadHours, Results, RunResult
+from cpr_native.emulate import FailureRecord, Results, RunResult
 from cpr_native.emulate.report import human_bytes, render_report, write_report
 from cpr_native.emulate.results import SaveMark
+from cpr_native.overhead import Overhead
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
-def _run(strategy: str, mode: str, hours: OverheadHours, pls: float) -> RunResult:
+def _run(strategy: str, mode: str, hours: Overhead, pls: float) -> RunResult:
     failures: tuple[FailureRecord, ...] = ()
     if strategy != "none":
         failures = tuple(
@@ -37,9 +38,9 @@ RESULTS = Results(
     data={"source": "train <b>.txt", "samples": 1000},
     config={"total_hours": 56.0, "target_pls": 0.1, "failures": ["11:3", "40:6"]},
     runs=(
-        _run("none", "full", OverheadHours(), 0.0),
-        _run("full", "full", OverheadHours(save=2.3, load=0.09, lost=2.4, reschedule=0.09), 0.0),
-        _run("ssu", "partial", OverheadHours(save=0.1, load=0.09, reschedule=0.09), 0.04),
+        _run("none", "full", Overhead(), 0.0),
+        _run("full", "full", Overhead(save=2.3, load=0.09, lost=2.4, reschedule=0.09), 0.0),
+        _run("ssu", "partial", Overhead(save=0.1, load=0.09, reschedule=0.09), 0.04),
     ),
 )
 
