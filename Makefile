@@ -11,6 +11,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 # Directories are listed too, so that a deleted file also makes the installed package out of date.
 SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
   $(shell find csrc cpr_native -name __pycache__ -prune -o ! -name '*.so' -print)
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -30,12 +31,12 @@ test: $(VENV)/test.stamp  ## the whole test suite against the installed package
 lint: $(VENV)/lint.stamp  ## ruff (lint and format) and clang-format, checks only
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 format: $(VENV)/lint.stamp  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
+	$(BIN)/clang-format -i $(CPP)
 
 types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native module's stub against the compiled module
 	$(BIN)/mypy

@@ -22,7 +22,7 @@ CODE = sorted(
     path
     for folder in ("cpr_native", "csrc", "tests", "bench", "examples")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".h", ".cu", ".cuh"}
+    if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl"}
 )
 PYTHON = [path for path in CODE if path.is_relative_to(PACKAGE)]
 CPP = [path for path in CODE if path.is_relative_to(CSRC)]
