@@ -69,7 +69,7 @@ def render_report(results: Results) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    source = resources.files("cpr_native.emulate").joinpath("templates", _TEMPLATE).read_text("utf-8")
+    source = (resources.files("cpr_native.emulate") / "templates" / _TEMPLATE).read_text("utf-8")
     return environment.from_string(source).render(
         summary=_summary(failing, hours),
         figures=figures,
