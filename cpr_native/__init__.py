@@ -1,0 +1,65 @@
+"""Fault-tolerant training of recommendation models: tables, trackers, snapshots, checkpoints, recovery.
+
+Importing this package imports neither torch nor the rest of the package: every name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
+    from cpr_native.modules import Embedding, EmbeddingBag, EmbeddingBagCollection
+    from cpr_native.optim import SGD, RowWiseAdagrad
+    from cpr_native.overhead import Costs, Job
+    from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
+    from cpr_native.recovery import RecoveryManager
+    from cpr_native.store import Store
+    from cpr_native.train import fit
+
+__all__ = [
+    "SGD",
+    "Costs",
+    "Delta",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "Full",
+    "Job",
+    "Mfu",
+    "Partial",
+    "PoolingType",
+    "RecoveryManager",
+    "RowWiseAdagrad",
+    "Ssu",
+    "Store",
+    "Trackers",
+    "fit",
+]
+
+_HOMES = {
+    "cpr_native.config": ("EmbeddingBagConfig", "PoolingType", "Trackers"),
+    "cpr_native.modules": ("Embedding", "EmbeddingBag", "EmbeddingBagCollection"),
+    "cpr_native.optim": ("SGD", "RowWiseAdagrad"),
+    "cpr_native.overhead": ("Costs", "Job"),
+    "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
+    "cpr_native.recovery": ("RecoveryManager",),
+    "cpr_native.store": ("Store",),
+    "cpr_native.train": ("fit",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

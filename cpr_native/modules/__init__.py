@@ -1,0 +1,11 @@
+"""Embedding tables as torch modules over the native engine."""
+
+from __future__ import annotations
+
+from cpr_native.modules._base import EngineModule
+from cpr_native.modules._lookup import Request
+from cpr_native.modules.collection import EmbeddingBagCollection
+from cpr_native.modules.embedding import Embedding
+from cpr_native.modules.embedding_bag import EmbeddingBag
+
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EngineModule", "Request"]

@@ -1,0 +1,215 @@
+"""`EngineModule`: a torch module whose parameters are the tables of one native engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cpr_native._native import Collection
+from cpr_native._tensor import describe
+from cpr_native.modules._plan import EnginePlan
+from cpr_native.modules._watch import watch_optimizers
+
+if TYPE_CHECKING:
+    from cpr_native.modules._lookup import Request
+
+    UpdateObserver = Callable[[Request, Sequence[int]], Callable[[], None]]
+
+
+class EngineModule(nn.Module):
+    """Keeps torch's view of the tables (parameters) and the engine's (addresses) the same memory.
+
+    The engine reads each parameter's address and version at every forward and backward. A parameter that
+    moved (`.to()`, `.half()`, `load_state_dict(assign=True)`) is bound anew, an unexpected version means
+    that somebody wrote in place; either way all rows of that table become dirty. Writes that torch doesn't
+    see (`weight.data`, NumPy views) must be announced with `mark_dirty`.
+
+    With a fused optimizer every backward is one optimizer step of the engine and `weight.grad` stays None:
+
+    - the ids are copied in forward; the caller may overwrite them;
+    - a second backward through one lookup raises, so does `create_graph=True`;
+    - gradient accumulation is one step per backward, gradient clipping leaves the tables out;
+    - a batch whose gradient holds inf or NaN is skipped whole and counted in `skipped_steps`; `grad_scale`
+      multiplies the gradient (with `torch.amp.GradScaler`: 1 / scale);
+    - a table with `requires_grad=False` isn't updated; under `eval()` or `no_grad` nothing is updated or
+      tracked;
+    - keep the module out of activation checkpointing: the recomputation would read updated rows;
+    - under `torch.distributed` with more than one rank the first backward raises unless `rank_local=True`.
+
+    `torch.compile` breaks its graph here: the lookup always runs eagerly.
+    """
+
+    rank_local: bool
+
+    def __init__(self, plan: EnginePlan, *, rank_local: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.rank_local = rank_local
+        self._plan = plan
+        self._grad_scale = 1.0
+        self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
+        self._start(plan.build())
+
+    def _start(self, engine: Collection) -> None:
+        self._engine = engine
+        self._addresses = [0] * len(self._plan.tables)
+        self._versions = [0] * len(self._plan.tables)
+        self._fused = self._plan.optimizer is not None
+        self._observer: UpdateObserver | None = None
+        # Asks autograd for a backward although no weight wants a gradient; never gets one itself.
+        with torch.inference_mode(False):
+            self._token = torch.zeros((), device="cpu", requires_grad=True)
+        if not self._fused:
+            watch_optimizers(self)
+
+    def _table_view(self, table: int) -> Tensor:
+        """The engine's memory of a table as a tensor [num_embeddings, embedding_dim], float32, aliased."""
+        with torch.inference_mode(False):
+            return torch.from_numpy(self._engine.weight(table))
+
+    def _adopt(self) -> None:
+        """Take the parameters as they are now for the engine's own memory, unchanged."""
+        for table, weight in enumerate(self._weights()):
+            self._addresses[table] = weight.data_ptr()
+            self._versions[table] = weight._version
+
+    def _weights(self) -> list[nn.Parameter]:
+        """The parameter of every table, in the order of the engine's tables."""
+        raise NotImplementedError
+
+    @property
+    def plan(self) -> EnginePlan:
+        """The settings from which the engine was built."""
+        return self._plan
+
+    @property
+    def engine(self) -> Collection:
+        """The native engine; call `sync()` before handing it on if a parameter may have changed."""
+        return self._engine
+
+    @property
+    def fused(self) -> bool:
+        """Whether backward updates the rows; otherwise it returns a gradient for torch's optimizers."""
+        return self._fused
+
+    @property
+    def grad_scale(self) -> float:
+        """What the incoming gradient is multiplied by before the fused update; finite and above 0."""
+        return self._grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: float) -> None:
+        if not (math.isfinite(value) and value > 0.0):
+            raise ValueError(f"grad_scale: expected a finite number > 0, got {value}")
+        self._grad_scale = float(value)
+
+    @property
+    def learning_rate(self) -> float:
+        """The fused optimizer's learning rate, from the next backward on; finite and at least 0."""
+        return self._engine.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0.0):
+            raise ValueError(f"learning_rate: expected a finite number >= 0, got {value}")
+        self._engine.learning_rate = float(value)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Number of batches skipped because their gradient held inf or NaN."""
+        return self._engine.skipped_steps
+
+    def observe_updates(self, observer: UpdateObserver | None) -> None:
+        """Call `observer` at each lookup that will be updated, and what it returned once that has been done.
+
+        `observer(request, frozen)` reads the ids now (the caller may overwrite them) and returns the call to
+        make after the update was counted; `frozen` are the tables left out. None ends it; copies have none.
+        """
+        self._observer = observer
+
+    def sync(self) -> None:
+        """Bind parameters that moved and mark tables that somebody wrote to; cheap when nothing happened.
+
+        Raises:
+            TypeError: a weight isn't float32 any more.
+            ValueError: a weight left the CPU, isn't contiguous or changed its shape.
+        """
+        for table, weight in enumerate(self._weights()):
+            if weight.data_ptr() != self._addresses[table]:
+                self._bind(table, weight)
+            elif weight._version != self._versions[table]:
+                self._engine.mark_dirty(table)
+                self._versions[table] = weight._version
+
+    def _bind(self, table: int, weight: Tensor) -> None:
+        config = self._plan.tables[table]
+        where = f"table {config.name!r}: weight"
+        expected = (config.num_embeddings, config.embedding_dim)
+        if weight.dtype != torch.float32:
+            raise TypeError(f"{where}: expected float32, got {str(weight.dtype).removeprefix('torch.')}")
+        if tuple(weight.shape) != expected:
+            raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
+        try:
+            reference = describe(weight)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        self._engine.bind_weight(table, reference, weight.detach())
+        self._engine.mark_dirty(table)
+        self._addresses[table], self._versions[table] = weight.data_ptr(), weight._version
+
+    def _mark(self, table: int, rows: Tensor | Sequence[int] | None) -> None:
+        if rows is None:
+            self._engine.mark_dirty(table)
+            return
+        ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
+        self._engine.mark_dirty(table, describe(ids))
+
+    def _written(self, table: int, weight: Tensor) -> None:
+        """Tell autograd that the engine has just written to `weight`."""
+        torch.autograd.graph.increment_version(weight)
+        self._versions[table] = weight._version
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.sync()
+        engine, tables = self._engine, range(len(self._plan.tables))
+        state = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("_engine", "_token", "_observer")
+        }
+        states = [engine.state(table) for table in tables]
+        state["_carried"] = {
+            "step": engine.step,
+            "learning_rate": engine.learning_rate,
+            "state": [None if values is None else values.copy() for values in states],
+            "dirty": [np.flatnonzero(engine.dirty(table)) for table in tables],
+        }
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        carried = state.pop("_carried")
+        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+        self._start(self._plan.build())
+        self._engine.step = carried["step"]
+        self._engine.learning_rate = carried["learning_rate"]
+        for table, weight in enumerate(self._weights()):
+            rows = np.arange(weight.shape[0], dtype=np.int64)
+            values = carried["state"][table]
+            self._engine.load_rows(
+                table, describe(rows), describe(weight), None if values is None else describe(values)
+            )
+            self._engine.mark_dirty(table, describe(carried["dirty"][table]))
+            weight.data = self._table_view(table)
+        self._adopt()
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a shallow copy would share the tables between two engines: use copy.deepcopy")
+
+
+def _after_load(module: nn.Module, _incompatible: object) -> None:
+    assert isinstance(module, EngineModule)
+    module.sync()

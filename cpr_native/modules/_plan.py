@@ -1,0 +1,74 @@
+"""What it takes to build the engine of a module, in a form that can be pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpr_native._native import Collection, TableSpec
+from cpr_native.config import EmbeddingBagConfig, Trackers
+from cpr_native.optim import SGD, FusedOptimizer, RowWiseAdagrad
+
+DEFAULT_STAGING_BYTES = 256 * 2**20
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if optimizer is not None and not isinstance(optimizer, SGD | RowWiseAdagrad):
+        raise TypeError(f"optimizer: expected SGD, RowWiseAdagrad or None, got {type(optimizer).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """Tables, trackers (one per table), optimizer and sizes of one engine; None is torch's own optimizer."""
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    trackers: tuple[Trackers, ...]
+    optimizer: FusedOptimizer | None
+    seed: int = 0
+    max_staging_bytes: int = DEFAULT_STAGING_BYTES
+
+    def __post_init__(self) -> None:
+        _check_optimizer(self.optimizer)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The table of every feature, in the order of the output."""
+        return tuple(table for table, config in enumerate(self.tables) for _ in config.feature_names)
+
+    def build(self) -> Collection:
+        """Make the engine, with every row at its initial weight and state."""
+        name, options = "none", {"learning_rate": 0.0}
+        if isinstance(self.optimizer, SGD):
+            name, options = "sgd", {"learning_rate": self.optimizer.lr}
+        elif self.optimizer is not None:
+            name = "row_wise_adagrad"
+            options = {
+                "learning_rate": self.optimizer.lr,
+                "eps": self.optimizer.eps,
+                "initial_state": self.optimizer.initial_accumulator,
+            }
+        specs = [_spec(config, tracked) for config, tracked in zip(self.tables, self.trackers, strict=True)]
+        return Collection(
+            specs,
+            self.features,
+            optimizer=name,
+            **options,
+            seed=self.seed,
+            max_staging_bytes=self.max_staging_bytes,
+        )
+
+
+def _spec(config: EmbeddingBagConfig, trackers: Trackers) -> TableSpec:
+    low, high = config.init_range
+    return TableSpec(
+        name=config.name,
+        num_embeddings=config.num_embeddings,
+        embedding_dim=config.embedding_dim,
+        pooling=config.pooling.value.lower(),
+        init_min=low,
+        init_max=high,
+        dirty=trackers.dirty,
+        mfu=trackers.mfu,
+        ssu=trackers.ssu,
+        ssu_fraction=trackers.ssu_fraction,
+        ssu_period=trackers.ssu_period,
+    )

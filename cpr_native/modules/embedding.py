@@ -1,0 +1,121 @@
+"""`Embedding`: torch's `nn.Embedding` on the native engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from cpr_native.config import PoolingType, Trackers
+from cpr_native.modules._dropin import DropIn
+from cpr_native.modules._inputs import check_ids, check_rows, check_unsupported, wrap_padding_idx
+from cpr_native.modules._lookup import Request, look_up, run_eagerly
+from cpr_native.modules.embedding_bag import _matrix_shape
+from cpr_native.optim import FusedOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Embedding(DropIn, nn.Embedding):
+    """`torch.nn.Embedding` with tracked rows and, on request, the optimizer inside backward.
+
+    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's. Not supported
+    yet, and refused at construction: `max_norm`, `scale_grad_by_freq`, weights that aren't float32 on the
+        CPU.
+
+    Args:
+        _weight: [num_embeddings, embedding_dim], float32, CPU, contiguous: becomes the parameter, not copied.
+        _freeze: the weight doesn't require a gradient.
+        optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
+            None: backward gives `weight.grad` (sparse and coalesced, or dense, as `sparse` says) for any
+                torch optimizer.
+        trackers: of the table; None for `Trackers()`. The padding row is neither counted nor dirty.
+        rank_local: the tables of each rank of `torch.distributed` may differ.
+
+    Raises:
+        ValueError: an option that isn't supported, a size or padding_idx out of its range.
+        TypeError: a dtype other than float32.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        optimizer: FusedOptimizer | None = None,
+        trackers: Trackers | None = None,
+        rank_local: bool = False,
+    ) -> None:
+        check_unsupported(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
+        self._build(
+            num_embeddings,
+            embedding_dim,
+            _weight,
+            pooling=PoolingType.SUM,
+            padding_idx=wrap_padding_idx(padding_idx, num_embeddings),
+            device=device,
+            dtype=dtype,
+            optimizer=optimizer,
+            trackers=trackers,
+            rank_local=rank_local,
+        )
+        self.weight.requires_grad = not _freeze
+        self.max_norm, self.norm_type, self.scale_grad_by_freq = max_norm, norm_type, scale_grad_by_freq
+        self.sparse = sparse
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **kwargs: Any) -> Self:
+        """Make a module whose weight is `embeddings` ([rows, dim], float32, CPU; aliased), frozen or not.
+
+        The other arguments are torch's, in torch's order, and the keyword-only ones of the class.
+        """
+        names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+        rows, dim = _matrix_shape(embeddings)
+        options = {**dict(zip(names, args, strict=False)), **kwargs}
+        return cls(rows, dim, _weight=embeddings, _freeze=freeze, **options)
+
+    @run_eagerly
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up one row per id.
+
+        Args:
+            input: ids, int32 or int64, CPU, any shape; copied.
+
+        Returns:
+            [*input.shape, embedding_dim], float32, new memory.
+
+        Raises:
+            IndexError: an id out of range; names id, position (in the flattened input) and table size.
+                Nothing is counted or written.
+            TypeError: a wrong dtype.
+            ValueError: not in CPU memory.
+        """
+        check_ids("input", input)
+        ids = input.reshape(-1).contiguous()
+        if self.padding_idx is None:
+            rows = look_up(self, Request(ids, None, ids.shape[0], 1), None, sparse=self.sparse)
+        else:
+            rows = self._look_up_padded(ids, self.padding_idx)
+        return rows.view(*input.shape, self.embedding_dim)
+
+    def _look_up_padded(self, ids: Tensor, padding_idx: int) -> Tensor:
+        """The rows of `ids`, where the padding row is a constant: no gradient, not tracked."""
+        check_rows(ids, self.num_embeddings)
+        (kept,) = (ids != padding_idx).nonzero(as_tuple=True)
+        request = Request(ids[kept], None, kept.shape[0], 1)
+        rows = look_up(self, request, None, sparse=self.sparse)
+        padding = self.weight[padding_idx].detach().repeat(ids.shape[0], 1)
+        return padding.index_copy(0, kept, rows)
