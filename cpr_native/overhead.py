@@ -1,8 +1,9 @@
 """The equations of the CPR paper: overhead, save intervals and portion of lost samples.
 
-Source of every formula: Maeng et al., "Understanding and Improving Failure Tolerant Training for Deep Learning
-Recommendation with Partial Recovery", MLSys 2021 (arXiv 2011.02999). All times are hours. Symbols: T total time,
-T_save save interval, T_fail mean time between failures, N shards, k shards lost at a failure, S samples.
+Source of every formula: Maeng et al., "Understanding and Improving Failure Tolerant Training for Deep
+Learning Recommendation with Partial Recovery", MLSys 2021 (arXiv 2011.02999). All times are hours. Symbols:
+T total time, T_save save interval, T_fail mean time between failures, N shards, k shards lost at a failure,
+S samples.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Costs:
     """What one save, load and reschedule cost, in hours of training time lost.
 
     `save`: one save of everything; `save_fixed`: the part of it that does not shrink with the bytes saved;
-    `load`, `reschedule`: once per failure under full recovery; `load_partial`, `reschedule_partial`: the same
-    under partial recovery (None: equal to the full ones). Raises ValueError for a negative or non-finite cost,
-    for `save` of 0 and for `save_fixed` above `save`.
+    `load`, `reschedule`: once per failure under full recovery; `load_partial`, `reschedule_partial`: the
+    same under partial recovery (None: equal to the full ones). Raises ValueError for a negative or
+    non-finite cost, for `save` of 0 and for `save_fixed` above `save`.
     """
 
     save: float
@@ -79,7 +80,9 @@ class Job:
         if self.shards < 1:
             raise ValueError(f"Job: shards must be at least 1, got {self.shards}")
         if not 1 <= self.failed_shards <= self.shards:
-            raise ValueError(f"Job: failed_shards must be 1 to shards ({self.shards}), got {self.failed_shards}")
+            raise ValueError(
+                f"Job: failed_shards must be 1 to shards ({self.shards}), got {self.failed_shards}"
+            )
 
     @property
     def failures(self) -> float:
@@ -110,10 +113,10 @@ class Overhead:
 class Plan:
     """How a job should be saved and recovered, and what that is expected to cost.
 
-    `interval_hours` is the interval of `strategy`; `capped` says that it was cut to the job's length. `overhead` is
-    that of `strategy`; `full` and `partial` are both sides of the benefit check, at `full_interval_hours` and
-    `partial_interval_hours`. `expected_pls` is the paper's estimate (0 under full recovery), `expected_pls_job` the
-    mean over the job's real length. `reason` is a sentence for people.
+    `interval_hours` is the interval of `strategy`; `capped` says that it was cut to the job's length.
+    `overhead` is that of `strategy`; `full` and `partial` are both sides of the benefit check, at
+    `full_interval_hours` and `partial_interval_hours`. `expected_pls` is the paper's estimate (0 under full
+    recovery), `expected_pls_job` the mean over the job's real length. `reason` is a sentence for people.
     """
 
     strategy: Recovery
@@ -143,8 +146,9 @@ def full_overhead(job: Job, costs: Costs, interval_hours: float) -> Overhead:
 def partial_overhead(job: Job, costs: Costs, interval_hours: float, *, fraction: float = 1.0) -> Overhead:
     """Overhead of partial recovery: `O_save*T/T_save + (O_load_p + O_res_p)*T/T_fail`, by cause.
 
-    With `fraction` r below 1, priority saving: the fraction r of the rows every r*T_save, where a save costs
-    `costs.save_of(r)`; without a fixed part that is the same sum. Raises ValueError for `fraction` outside (0, 1].
+    With `fraction` r below 1, priority saving: the fraction r of the rows every r*T_save, where a save
+    costs `costs.save_of(r)`; without a fixed part that is the same sum. Raises ValueError for `fraction`
+    outside (0, 1].
     """
     _check("partial_overhead", "interval_hours", interval_hours, positive=True)
     if not 0 < fraction <= 1:
@@ -162,13 +166,13 @@ def optimal_full_interval(job: Job, costs: Costs) -> float:
 
 
 def expected_pls(job: Job, interval_hours: float) -> float:
-    """Expected portion of lost samples, `0.5*k*T_save/(T_fail*N)`; overstates as T_save nears the job's length."""
+    """Return the expected PLS, `0.5*k*T_save/(T_fail*N)`; too high as T_save nears the job's length."""
     _check("expected_pls", "interval_hours", interval_hours, positive=True)
     return 0.5 * job.failed_shards * interval_hours / (job.mtbf_hours * job.shards)
 
 
 def expected_pls_in_job(job: Job, interval_hours: float) -> float:
-    """Expected portion of lost samples with failures uniform over the job and its last interval cut short.
+    """Return the expected PLS with failures uniform over the job and its last interval cut short.
 
     The mean of `t mod T_save` over [0, T] takes the place of the `T_save/2` of `expected_pls`.
     """
@@ -180,7 +184,7 @@ def expected_pls_in_job(job: Job, interval_hours: float) -> float:
 
 
 def partial_interval(job: Job, target_pls: float) -> tuple[float, bool]:
-    """Hours between saves for a target PLS, `2*PLS*N*T_fail/k`, and whether it was capped at the job's length.
+    """Return the hours between saves for a target PLS, `2*PLS*N*T_fail/k`, and whether the job caps them.
 
     Raises ValueError for `target_pls` outside (0, 1).
     """
@@ -193,9 +197,9 @@ def partial_interval(job: Job, target_pls: float) -> tuple[float, bool]:
 def plan(job: Job, costs: Costs, target_pls: float = 0.1, *, fraction: float = 1.0) -> Plan:
     """Choose partial or full recovery by the paper's benefit check and give the interval of the cheaper one.
 
-    `fraction` is that of a priority policy, see `partial_overhead`. Raises ValueError when the MTBF or the job is no
-    longer than one save, for `target_pls` outside (0, 1), and for one so small that a save would not fit into its
-    interval; the message names the smallest that is feasible.
+    `fraction` is that of a priority policy, see `partial_overhead`. Raises ValueError when the MTBF or the
+    job is no longer than one save, for `target_pls` outside (0, 1), and for one so small that a save would
+    not fit into its interval; the message names the smallest that is feasible.
     """
     for name, hours in (("mtbf_hours", job.mtbf_hours), ("total_hours", job.total_hours)):
         if hours <= costs.save:
@@ -207,8 +211,8 @@ def plan(job: Job, costs: Costs, target_pls: float = 0.1, *, fraction: float = 1
     if fraction * partial_hours < costs.save_of(fraction):
         least = expected_pls(job, costs.save_of(fraction) / fraction)
         raise ValueError(
-            f"target_pls of {target_pls} asks for a save every {fraction * partial_hours:.4g} h but one takes "
-            f"{costs.save_of(fraction):.4g} h; feasible is a target_pls of at least {least:.4g}"
+            f"target_pls of {target_pls} asks for a save every {fraction * partial_hours:.4g} h but one "
+            f"takes {costs.save_of(fraction):.4g} h; feasible is a target_pls of at least {least:.4g}"
         )
     optimum = optimal_full_interval(job, costs)
     full_hours, full_capped = min(optimum, job.total_hours), optimum > job.total_hours
@@ -251,7 +255,7 @@ class PlsMeter:
                 raise ValueError(f"PlsMeter: {name} must be at least 1, got {getattr(self, name)}")
 
     def add(self, *, failed_shards: int, samples_now: int, samples_saved: int) -> float:
-        """Add one failure of `failed_shards` shards and return what it added; raises ValueError for bad counts."""
+        """Add a failure of `failed_shards` shards and return what it added; ValueError for bad counts."""
         if not 1 <= failed_shards <= self.shards:
             raise ValueError(f"failed_shards must be 1 to {self.shards}, got {failed_shards}")
         if not 0 <= samples_saved <= samples_now:
@@ -272,6 +276,6 @@ class Preset:
 
 _PAPER_JOB = Job(total_hours=56.0, mtbf_hours=28.0, shards=8)
 
-# The published overheads imply O_save and the sum O_load + O_res; the even split of the sum is this project's.
+# The published overheads imply O_save and the sum O_load + O_res; its even split is this project's.
 KAGGLE = Preset(job=_PAPER_JOB, costs=Costs(save=0.094, load=0.045, reschedule=0.045))
 TERABYTE = Preset(job=_PAPER_JOB, costs=Costs(save=0.083, load=0.069, reschedule=0.069))

@@ -1,6 +1,7 @@
 """Save policies: which rows a save takes, how often one is due, and how a failure is recovered.
 
-A policy is a frozen description without state; the recovery manager asks it. A new one needs the members of `Policy`.
+A policy is a frozen description without state; the recovery manager asks it. A new one needs the members of
+`Policy`.
 """
 
 from __future__ import annotations
@@ -19,31 +20,45 @@ class Table(Protocol):
     """What a policy reads of a table: its number of rows."""
 
     @property
-    def num_embeddings(self) -> int: ...
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """What to save, how often, and how to recover.
-
-    `name`: as in results; `recovery`: "full" or "partial"; `fraction`: rows taken by a priority save, 1 without;
-    `interval_hours(plan)`: hours between saves; `kind(number)`: kind of save `number` (from 0);
-    `selections(tables, kind)`: the rows of each table that a save of that kind takes.
-    """
+    """What to save, how often, and how to recover."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in results."""
+        ...
+
     @property
-    def recovery(self) -> Recovery: ...
+    def recovery(self) -> Recovery:
+        """How a failure is recovered."""
+        ...
+
     @property
-    def fraction(self) -> float: ...
-    def interval_hours(self, plan: Plan) -> float: ...
-    def kind(self, number: int) -> SaveKind: ...
-    def selections(self, tables: Sequence[Table], kind: SaveKind) -> list[Selection]: ...
+    def fraction(self) -> float:
+        """The fraction of the rows that a save takes; below 1 for priority policies only."""
+        ...
+
+    def interval_hours(self, plan: Plan) -> float:
+        """Return the hours between saves."""
+        ...
+
+    def kind(self, number: int) -> SaveKind:
+        """Return the kind of the due save `number`, from 0."""
+        ...
+
+    def selections(self, tables: Sequence[Table], kind: SaveKind) -> list[Selection]:
+        """Return what a save of `kind` takes of each table; ValueError for a kind it cannot save."""
+        ...
 
 
 def clears_dirty(kind: SaveKind) -> bool:
-    """Return whether a commit of `kind` clears the dirty bits of its rows: base and delta do, priority does not."""
+    """Return whether a commit of `kind` clears the dirty bits of its rows; priority alone does not."""
     return kind != "priority"
 
 
@@ -72,7 +87,7 @@ def prioritised_tables(tables: Sequence[Table], row_share: float = 0.99) -> list
 
 @dataclass(frozen=True, kw_only=True)
 class Full:
-    """Save everything at full recovery's optimal interval; a failure sends the whole job back to the last save."""
+    """Save everything at full recovery's optimal interval; a failure sends the whole job back."""
 
     name: str = "full"
     recovery: Recovery = "full"
@@ -93,9 +108,10 @@ class Full:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """Save the rows that changed since the last save, and everything at each `base_every`-th; recover like `Full`.
+    """Save the rows that changed since the last save; recover like `Full`.
 
-    Exact at any moment of a save. Raises ValueError for `base_every` below 1.
+    Each `base_every`-th save takes everything, which bounds the chain that a restore reads. Raises ValueError
+    for `base_every` below 1.
     """
 
     base_every: int = 32
@@ -122,7 +138,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """Save everything at the interval of the target PLS; only failed shards go back (the paper's CPR-vanilla)."""
+    """Save everything at the interval of the target PLS; only failed shards go back (CPR-vanilla)."""
 
     name: str = "partial"
     recovery: Recovery = "partial"
@@ -145,8 +161,8 @@ class Partial:
 class _Priority:
     """Save the fraction r of the rows that matter most every r*T_save; only failed shards go back.
 
-    The fraction holds for the largest tables with `row_share` of all rows; the other tables are saved whole each
-    time. Raises ValueError for `fraction` or `row_share` outside (0, 1].
+    The fraction holds for the largest tables with `row_share` of all rows; the other tables are saved whole
+    each time. Raises ValueError for `fraction` or `row_share` outside (0, 1].
     """
 
     fraction: float = 0.125
@@ -156,7 +172,9 @@ class _Priority:
     def __post_init__(self) -> None:
         for name in ("fraction", "row_share"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be in (0, 1], got {getattr(self, name)}")
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be in (0, 1], got {getattr(self, name)}"
+                )
 
     def interval_hours(self, plan: Plan) -> float:
         """Return `r * 2*PLS*N*T_fail`, with T_save at most the job's length."""

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from types import TracebackType
-from typing import Protocol, Self
 
 import torch
 
-from cpr_native.overhead import Costs, Job, Plan
-from cpr_native.policy import Policy, SaveKind
-from cpr_native.recovery.report import RecoveryReport, SaveReport
-from cpr_native.shard import Shard
-from cpr_native.store import Store
+from cpr_native.overhead import Costs, Job, Plan, PlsMeter, plan
+from cpr_native.policy import Full, Policy, SaveKind
+from cpr_native.recovery.collection import TrainedCollection
+from cpr_native.recovery.dense import DenseState, Stateful
+from cpr_native.recovery.ledger import LookupLedger
+from cpr_native.recovery.report import RecoveryReport, SaveReason, SaveReport
+from cpr_native.recovery.restore import check_shards, restore_point, restore_shards, restored_rows
+from cpr_native.recovery.saves import Cut, Saves
+from cpr_native.shard import Shard, make_shards
+from cpr_native.store import CheckpointStore, Placement, RestorePoint
 
 
 class RecoveryManager:
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
-    `model`: holds exactly one module with an `engine` (EmbeddingBagCollection, EmbeddingBag or Embedding); `store`: an
-    open `Store`; `policy`: the wanted policy; `job`, `costs`, `target_pls`: what the planner needs (`job.shards` is the
-    number of shards); `total_samples`: samples of the whole job; `samples_per_hour`: None for
-    total_samples / job.total_hours; `dense_optimizer`: of the dense parameters; `loader`: anything with `state_dict()`
-    and `load_state_dict()`, its data position is a part of each save; `background`: False writes each save before
-    `step()` returns. Cuts are step numbers: no clock decides anything. When the benefit check fails for a partial
-    policy, `Full()` takes its place (see `policy` and `plan.reason`).
+    `model`: holds exactly one module with an `engine` (EmbeddingBagCollection, EmbeddingBag or Embedding);
+    `store`: an open checkpoint directory; `policy`: the wanted policy; `job`, `costs`, `target_pls`: what
+    the planner needs (`job.shards` is the number of shards); `total_samples`: samples of the whole job;
+    `samples_per_hour`: None for total_samples / job.total_hours; `dense_optimizer`: of the dense
+    parameters; `loader`: anything with `state_dict()` and `load_state_dict()`, its data position is a part
+    of each save (`fit` sets it); `background`: False writes each save before `step()` returns. Cuts are
+    step numbers: no clock decides anything.
+
+    When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
+    `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
+    its rows stay dirty and are in the next save. A context manager that closes; after an error in the body
+    it only waits for the save in flight. Raises ValueError for settings that cannot work, before anything
+    is written.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        store: Store,
+        store: CheckpointStore,
         *,
         policy: Policy,
         job: Job,
@@ -39,48 +50,263 @@ class RecoveryManager:
         target_pls: float = 0.1,
         samples_per_hour: float | None = None,
         dense_optimizer: torch.optim.Optimizer | None = None,
-        loader: object | None = None,
+        loader: Stateful | None = None,
         background: bool = True,
-    ) -> None: ...
+    ) -> None:
+        if samples_per_hour is not None and not samples_per_hour > 0:
+            raise ValueError(f"samples_per_hour must be above 0, got {samples_per_hour}")
+        self._tables = TrainedCollection(model)
+        self._meter = PlsMeter(total_samples=total_samples, shards=job.shards)
+        self.plan: Plan = plan(job, costs, target_pls, fraction=policy.fraction)
+        falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
+        self.policy: Policy = Full() if falls_back else policy
+        self._tables.check(self.policy)
+        self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
+        self.interval_samples = max(1, round(self.policy.interval_hours(self.plan) * self.samples_per_hour))
+        self._store = store
+        self._placement = Placement.contiguous(self._tables.schema, job.shards)
+        self.shards: tuple[Shard, ...] = make_shards(
+            self._tables.engine, store, self._tables.schema, self._placement
+        )
+        self._dense = DenseState(model, self._tables.keys, optimizer=dense_optimizer, loader=loader)
+        self._ledger = LookupLedger(job.shards)
+        self._saves = Saves(
+            self._tables, self._dense, self.policy, self._placement, self._ledger, background=background
+        )
+        if self.policy.recovery == "partial":
+            blocks = [self._placement.blocks[table.name] for table in self._tables.schema.tables]
+            self._ledger.watch(self._tables.module, self._tables.features, blocks)
+        self._recoveries: list[RecoveryReport] = []
+        self.steps = 0
+        self.samples = 0
 
-    # state
-    plan: Plan
-    policy: Policy                      # in force: Full() where the benefit check failed
-    shards: tuple[Shard, ...]
-    steps: int                          # steps trained (goes back on a rollback)
-    samples: int                        # samples trained (goes back on a rollback)
-    samples_per_hour: float
-    interval_samples: int               # samples between saves
-    pls: float                          # realised so far; priority policies: lost lookups / all lookups
-    coalesced: int                      # saves that were due while one was in flight
-    saves: tuple[SaveReport, ...]       # committed, in order
-    recoveries: tuple[RecoveryReport, ...]
+    @property
+    def running(self) -> bool:
+        """Whether it has started or resumed and is not closed."""
+        return self._saves.writer is not None
+
+    @property
+    def dense_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the dense parameters, as given."""
+        return self._dense.optimizer
+
+    @property
+    def loader(self) -> Stateful | None:
+        """The loader whose data position is saved; may be set until it starts."""
+        return self._dense.loader
+
+    @loader.setter
+    def loader(self, loader: Stateful) -> None:
+        if self.running and loader is not self._dense.loader:
+            raise ValueError("the loader of a started manager cannot be replaced")
+        self._dense.loader = loader
+
+    @property
+    def pls(self) -> float:
+        """Portion of lost samples so far; under a priority policy lost lookups / all lookups of the job."""
+        return self._meter.value
+
+    @property
+    def coalesced(self) -> int:
+        """Saves that were due or asked for while one was in flight."""
+        return self._saves.coalesced
+
+    @property
+    def saves(self) -> tuple[SaveReport, ...]:
+        """The committed saves of this process, in order."""
+        return tuple(self._saves.committed)
+
+    @property
+    def recoveries(self) -> tuple[RecoveryReport, ...]:
+        """The recoveries of this process, in order."""
+        return tuple(self._recoveries)
 
     def start(self) -> None:
-        """Commit the recovery point before any training; idempotent; the first `step()` calls it otherwise."""
+        """Begin the base that a failure before the first due save goes back to; no effect once started.
+
+        The first `step()` calls it otherwise, and that step is then in it. Raises ValueError when the store
+        holds commits: `resume()` goes on from them.
+        """
+        if not self.running:
+            self._open_empty()
+            self._begin("base", "start")
+
+    def _open_empty(self) -> None:
+        if not self._store.is_empty():
+            raise ValueError(
+                f"{self._store.path} holds commits already; call resume() first to go on from them, "
+                "or use an empty directory"
+            )
+        self._saves.writer = self._store.writer(self._tables.schema, self._placement)
 
     def step(self, samples: int) -> None:
-        """Count one finished training step of `samples` samples and begin a save when one is due."""
+        """Count a finished training step of `samples` samples and begin a save when one is due.
+
+        Called after the optimizer's step. A save that is due while one is in flight starts at the first
+        step after it. Raises ValueError for a negative `samples`, and the error of a save that failed (the
+        step is counted).
+        """
+        if samples < 0:
+            raise ValueError(f"samples must be at least 0, got {samples}")
+        first = not self.running
+        if first:
+            self._open_empty()
+        before = self.samples
+        self.steps += 1
+        self.samples += samples
+        if first:
+            self._begin("base", "start")
+        self._saves.settle(wait=False)
+        if self.samples // self.interval_samples > before // self.interval_samples:
+            self._saves.mark_due()
+        self._saves.raise_error()
+        self._saves.begin_due(self._cut())
+        self._saves.raise_error()
 
     def save(self, kind: SaveKind | None = None, *, wait: bool = False) -> bool:
-        """Begin a save now; False when one is in flight (coalesced)."""
+        """Begin a save of `kind` (None: the policy's) now; False when one is in flight.
+
+        `wait`: waits for the save in flight first and for this one then. Raises ValueError for a kind that
+        the policy cannot save, and the error of a save that failed.
+        """
+        self._saves.require_writer()
+        return self._saves.request(kind, self._cut(), wait=wait)
 
     def flush(self) -> None:
         """Wait for the save in flight; raises its error."""
+        self._saves.flush()
 
     def close(self) -> None:
-        """Save what is not yet saved (a delta), wait for it and end the writer thread."""
+        """Commit what no exact point has yet, as a delta, and stop; no effect when closed or never started.
 
-    def recover(self, failed_shards: Sequence[int]) -> RecoveryReport:
-        """Discard the failed shards' rows and recover: partial, or full with everything rolled back."""
+        Raises the error of a save that failed; the manager is then still open.
+        """
+        if self._saves.writer is not None:
+            self.flush()
+            if self._saves.exact_step != self.steps:
+                self._begin("delta", "close")
+                self.flush()
+        self._stop()
 
-    def resume(self, *, required: bool = False) -> RecoveryReport | None:
-        """Restore everything from the store in a new process; None on an empty store (`required`: raises)."""
+    def _stop(self) -> None:
+        self._tables.module.observe_updates(None)
+        self._saves.close()
 
-    def __enter__(self) -> Self: ...
+    def _begin(self, kind: SaveKind | None, reason: SaveReason) -> None:
+        self._saves.begin(kind, reason, self._cut())
+
+    def _cut(self) -> Cut:
+        info = {"policy": self.policy.name, "pls": self._meter.value}
+        return Cut(step=self.steps, samples=self.samples, info=info)
+
+    def __enter__(self) -> RecoveryManager:
+        return self
+
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        if exc_type is None:
+            self.close()
+        else:
+            self._stop()
+
+    def recover(self, failed_shards: Sequence[int]) -> RecoveryReport:
+        """Discard the rows of `failed_shards` in memory and recover as the policy says.
+
+        Settles the save in flight first. Partial: their rows go back to the newest committed ones,
+        everything else stays. Full: all rows, dense parameters, optimizer, RNG and data position go back to
+        the newest exact point, a rollback is committed, and training replays from there. Raises ValueError
+        or IndexError for wrong shards, and CorruptionError, NoCheckpointError or OSError when the
+        checkpoint cannot be read: nothing is changed then.
+        """
+        self._saves.require_writer()
+        failed = check_shards(failed_shards, len(self.shards))
+        self._saves.settle()
+        started = perf_counter()
+        if self.policy.recovery == "partial":
+            report = self._recover_partial(failed, started)
+        else:
+            report = self._rewind(self._store.latest("exact"), failed, started)
+        self._recoveries.append(report)
+        return report
+
+    def resume(self, *, required: bool = False) -> RecoveryReport | None:
+        """Go on from the newest intact state of the store, in a new process or with a new model object.
+
+        Restores rows, dense state, optimizer, RNG and data position: the newest exact point, or under a
+        partial policy the newest rows of every commit. None when nothing was ever committed, or with
+        `required` NoCheckpointError. Raises NoCheckpointError when there are commits but none is intact,
+        SchemaMismatchError for another model's.
+        """
+        if self._saves.writer is not None:
+            raise ValueError("resume() goes before start() and step()")
+        if self._store.is_empty() and not required:
+            return None
+        started = perf_counter()
+        point = self._store.latest("exact" if self.policy.recovery == "full" else "running")
+        self._saves.writer = self._store.writer(self._tables.schema, self._placement)
+        try:
+            report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
+        except BaseException:
+            self._saves.close()
+            raise
+        self._recoveries.append(report)
+        return report
+
+    def _rewind(
+        self, point: RestorePoint, failed: tuple[int, ...], started: float, *, restart: bool = False
+    ) -> RecoveryReport:
+        """Put everything back to `point` and go on from its position."""
+        restored = restore_point(
+            point,
+            self._saves.require_writer(),
+            self._tables,
+            self._dense,
+            self.shards,
+            failed,
+            dirty="priority" if restart else "clear",
+        )
+        lost = 0 if restart else self.samples - point.samples
+        self.steps, self.samples = point.step, point.samples
+        self._saves.rewind(Cut(step=point.step, samples=point.samples, info=point.info))
+        if restart:
+            self._meter.value = point.info["pls"]
+        return RecoveryReport(
+            mode="full",
+            restart=restart,
+            shards=failed,
+            step=self.steps,
+            samples=self.samples,
+            lost_samples=lost,
+            hours_lost=lost / self.samples_per_hour,
+            seconds=perf_counter() - started,
+            **restored_rows([restored]),
+        )
+
+    def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
+        restored = restore_shards(self.shards, failed)
+        if any(part.broken for part in restored):
+            self._saves.require_writer().require_base()
+        lookups = self._ledger.lose(failed)
+        if self.policy.fraction < 1:
+            pls = self._ledger.fraction(lookups) * self.samples / self._meter.total_samples
+            self._meter.value += pls
+        else:
+            pls = self._meter.add(
+                failed_shards=len(failed),
+                samples_now=self.samples,
+                samples_saved=self._saves.exact_samples,
+            )
+        return RecoveryReport(
+            mode="partial",
+            shards=failed,
+            step=self.steps,
+            samples=self.samples,
+            lost_lookups=lookups,
+            pls=pls,
+            seconds=perf_counter() - started,
+            **restored_rows(restored),
+        )

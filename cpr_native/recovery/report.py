@@ -15,8 +15,9 @@ SaveReason = Literal["start", "due", "requested", "close"]
 class SaveReport:
     """One committed save.
 
-    `sequence`: number of its global manifest; `kind`, `reason`; `step`, `samples`: its cut; `rows`: rows written;
-    `bytes_written`: bytes of all its files; `stall_seconds`: training time it took; `seconds`: from begin to commit.
+    `sequence`: number of its global manifest; `kind`, `reason`; `step`, `samples`: its cut; `rows`: rows
+    written; `bytes_written`: bytes of all its files; `stall_seconds`: training time it took; `seconds`:
+    from begin to commit.
     """
 
     sequence: int
@@ -34,25 +35,24 @@ class SaveReport:
 class RecoveryReport:
     """One recovery from a failure, or one restart in a new process.
 
-    `mode`: "full" or "partial"; `restart`: True from `resume()`; `shards`: those that failed (all at a restart);
-    `step`, `samples`: position of training after it; `lost_samples`: samples to train again (full only), the same in
-    hours of the job as `hours_lost`; `rows_restored`: rows read from commits; `rows_reset`: rows back at their initial
-    values because no commit has them; `lost_lookups`: lookups whose updates are gone (partial only; at a restart 0);
-    `pls`: what this failure added to the portion of lost samples; `oldest_step`: step of the oldest commit a restored
-    row came from, None without rows; `seconds`: time taken; `skipped`: what damaged files were passed over.
+    `mode`: "full" or "partial"; `restart`: True from `resume()`; `shards`: those that failed (all at a
+    restart); `step`, `samples`: position of training after it; `lost_samples`: samples to train again (full
+    only), the same in hours of the job as `hours_lost`; `rows_restored`: rows read from commits;
+    `rows_reset`: rows back at their initial values because no commit has them; `lost_lookups`: lookups
+    whose updates are gone (partial only; at a restart 0); `pls`: what this failure added to the portion of
+    lost samples; `seconds`: time taken; `skipped`: what damaged files were passed over.
     """
 
     mode: Recovery
-    restart: bool
     shards: tuple[int, ...]
     step: int
     samples: int
-    lost_samples: int
-    hours_lost: float
     rows_restored: int
     rows_reset: int
-    lost_lookups: int
-    pls: float
-    oldest_step: int | None
     seconds: float
     skipped: tuple[str, ...]
+    restart: bool = False
+    lost_samples: int = 0
+    hours_lost: float = 0.0
+    lost_lookups: int = 0
+    pls: float = 0.0

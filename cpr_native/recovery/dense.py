@@ -1,0 +1,139 @@
+"""All of a job that is not a table row: dense parameters, their optimizer, RNG and data position."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A loader whose data position can be saved, as torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batch handed out last."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a position of `state_dict`."""
+        ...
+
+
+def rng_state() -> dict[str, Any]:
+    """Return the state of Python's, NumPy's (global) and torch's generators as plain values and tensors."""
+    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the global generator is meant
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Put the generators back to a state of `rng_state`."""
+    random.setstate(state["python"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+class DenseState:
+    """Captures and restores the dense side of a job.
+
+    `model`: its parameters and buffers except `table_keys` (keys of `model.state_dict()` that the engine
+    owns); `optimizer`: of the dense parameters, or None; `loader`: gives the data position, or None.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        table_keys: Iterable[str],
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        loader: Stateful | None,
+    ) -> None:
+        self._model = model
+        self._table_keys = frozenset(table_keys)
+        self.optimizer = optimizer
+        self.loader = loader
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        state = self._model.state_dict()
+        return {key: value.detach() for key, value in state.items() if key not in self._table_keys}
+
+    def capture(self) -> dict[str, Any]:
+        """Return a copy of everything as of now; nothing in it aliases model, optimizer or loader."""
+        position = None if self.loader is None else self.loader.state_dict()
+        return copy.deepcopy(
+            {
+                "model": self._parameters(),
+                "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+                "position": position,
+                "rng": rng_state(),
+            }
+        )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put everything back, parameters in place; raises what `check` raises, with nothing changed."""
+        self.check(state)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for key, value in self._parameters().items():
+                value.copy_(state["model"][key])
+        if self.loader is not None:
+            self.loader.load_state_dict(state["position"])
+        set_rng_state(state["rng"])
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `state` has the same parameters, and optimizer and position as here."""
+        here, there = self._parameters(), state["model"]
+        if here.keys() != there.keys():
+            raise ValueError(
+                "the checkpoint is of another model: dense entries "
+                f"{sorted(there.keys() - here.keys())} only in the checkpoint, "
+                f"{sorted(here.keys() - there.keys())} only in the model"
+            )
+        for key, value in here.items():
+            got = there[key]
+            if got.shape != value.shape or got.dtype != value.dtype:
+                raise ValueError(
+                    f"the checkpoint is of another model: {key} is {tuple(value.shape)} {value.dtype} here, "
+                    f"{tuple(got.shape)} {got.dtype} in the checkpoint"
+                )
+        for name, owner in (("optimizer", self.optimizer), ("position", self.loader)):
+            if (owner is None) != (state[name] is None):
+                has, lacks = ("checkpoint", "manager") if owner is None else ("manager", "checkpoint")
+                raise ValueError(f"the {has} has a dense {name} but the {lacks} has none")
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Return `state` as bytes of `torch.save`; raises TypeError when `decode` could not read them."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    data = buffer.getvalue()
+    try:
+        decode(data)
+    except Exception as error:
+        raise TypeError(
+            "dense state (optimizer or loader state_dict) holds objects that torch.load(weights_only=True) "
+            f"refuses; use plain values and tensors: {error}"
+        ) from error
+    return data
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """Return the state in `data`, read with `weights_only=True`: no code in it is ever run."""
+    state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    return state

@@ -1,0 +1,144 @@
+"""Writes one save at a time in its own thread: chunks to the store, commit, then drop what was taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpr_native._native import Snapshot
+from cpr_native.recovery.dense import encode
+from cpr_native.recovery.report import SaveReason, SaveReport
+from cpr_native.store import SegmentPart
+
+if TYPE_CHECKING:
+    from cpr_native.policy import SaveKind
+    from cpr_native.store import Save
+
+# Seconds to wait for a chunk before the parts gathered are written, which returns their staging memory.
+_CHUNK_TIMEOUT = 0.05
+
+
+@dataclass(kw_only=True)
+class PendingSave:
+    """A save begun and not yet written: its snapshot, store side, copy of the dense state, and cut."""
+
+    kind: SaveKind
+    reason: SaveReason
+    step: int
+    samples: int
+    snapshot: Snapshot
+    save: Save
+    dense: dict[str, Any]
+    info: dict[str, Any]
+    started: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveDone:
+    """A committed save: its report and the lookups it holds, per shard."""
+
+    report: SaveReport
+    lookups: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFailed:
+    """A save that was undone: why it had begun and the error."""
+
+    reason: SaveReason
+    error: BaseException
+
+
+class BackgroundSaver:
+    """Writes saves; all methods are called by the training thread.
+
+    `table_names`: in the engine's order; `shards`: their number. Each save has a thread of its own, which
+    is not a daemon: a process that exits without `close()` still finishes the save in flight.
+    """
+
+    def __init__(self, table_names: Sequence[str], shards: int) -> None:
+        self._table_names = tuple(table_names)
+        self._shards = shards
+        self._thread: threading.Thread | None = None
+        self._outcome: SaveDone | SaveFailed | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save was submitted and its outcome not yet collected."""
+        return self._thread is not None
+
+    def submit(self, pending: PendingSave) -> None:
+        """Start to write `pending`; the one before must have been collected."""
+        self._thread = threading.Thread(target=self._run, args=(pending,), name="cpr-saver")
+        self._thread.start()
+
+    def collect(self, *, wait: bool) -> SaveDone | SaveFailed | None:
+        """Return the outcome of the last save, once; None without one, or when it runs and not `wait`."""
+        if self._thread is None or (self._thread.is_alive() and not wait):
+            return None
+        self._thread.join()
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
+
+    def _run(self, pending: PendingSave) -> None:
+        try:
+            self._outcome = self._write(pending)
+        except BaseException as error:
+            self._outcome = SaveFailed(reason=pending.reason, error=error)
+
+    def _write(self, pending: PendingSave) -> SaveDone:
+        snapshot, save = pending.snapshot, pending.save
+        lookups = np.zeros(self._shards, np.int64)
+        try:
+            rows = self._drain(snapshot, save, lookups)
+            dense = {"state": encode(pending.dense)}
+            result = save.commit(dense=dense, info=pending.info)
+        except BaseException:
+            try:
+                save.abort()
+            finally:
+                snapshot.abort()
+            raise
+        snapshot.commit()
+        report = SaveReport(
+            sequence=result.sequence,
+            kind=pending.kind,
+            reason=pending.reason,
+            step=pending.step,
+            samples=pending.samples,
+            rows=rows,
+            bytes_written=result.bytes_written,
+            stall_seconds=pending.stall_seconds + snapshot.stall_seconds,
+            seconds=perf_counter() - pending.started,
+        )
+        return SaveDone(report=report, lookups=lookups)
+
+    def _drain(self, snapshot: Snapshot, save: Save, lookups: NDArray[np.int64]) -> int:
+        rows = 0
+        while True:
+            chunk = snapshot.next_chunk(_CHUNK_TIMEOUT)
+            if chunk is None:
+                if snapshot.status != "taking":
+                    return rows
+                save.flush()
+                continue
+            lookups[chunk.shard] += int(chunk.count.sum(dtype=np.int64))
+            rows += len(chunk.rows)
+            save.add(
+                SegmentPart(
+                    shard=chunk.shard,
+                    table=self._table_names[chunk.table],
+                    rows=chunk.rows,
+                    weight=chunk.weight,
+                    state=chunk.state,
+                    count=chunk.count,
+                    close=chunk.close,
+                )
+            )

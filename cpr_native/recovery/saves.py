@@ -1,0 +1,185 @@
+"""The saves of a job: begun at a step boundary, handed to the writer thread, entered in the books."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from cpr_native.policy import Policy, SaveKind, clears_dirty
+from cpr_native.recovery.collection import TrainedCollection
+from cpr_native.recovery.dense import DenseState
+from cpr_native.recovery.ledger import LookupLedger
+from cpr_native.recovery.report import SaveReason, SaveReport
+from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
+from cpr_native.store import Placement, StoreWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A step boundary: steps and samples trained so far, and what a commit notes about it (JSON values)."""
+
+    step: int
+    samples: int
+    info: Mapping[str, Any]
+
+
+class Saves:
+    """One save in flight at most; called by the training thread.
+
+    `tables`, `dense`: what is saved; `policy`: which rows; `placement`: rows to shards; `ledger`: is told
+    what commits contain; `background`: False writes each save before `begin` returns. `writer` is set once
+    the manager has started.
+    """
+
+    def __init__(
+        self,
+        tables: TrainedCollection,
+        dense: DenseState,
+        policy: Policy,
+        placement: Placement,
+        ledger: LookupLedger,
+        *,
+        background: bool,
+    ) -> None:
+        self._tables = tables
+        self._engine = tables.engine
+        self._dense = dense
+        self._policy = policy
+        self._blocks = [placement.blocks[table.name] for table in tables.engine.tables]
+        self._ledger = ledger
+        self._background = background
+        self._saver = BackgroundSaver([table.name for table in tables.engine.tables], placement.shards)
+        self._error: BaseException | None = None
+        self.writer: StoreWriter | None = None
+        self.due = False
+        self.due_saves = 0
+        self.coalesced = 0
+        self.exact_step = -1
+        self.exact_samples = 0
+        self.committed: list[SaveReport] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._saver.busy
+
+    def mark_due(self) -> None:
+        """Note that the policy's next save is due; counted as coalesced when one is in flight."""
+        self.coalesced += self.busy
+        self.due = True
+
+    def begin_due(self, cut: Cut) -> None:
+        """Begin the save that is due, unless one is in flight."""
+        if self.due and not self.busy:
+            self.due = False
+            try:
+                self.begin(None, "due", cut)
+            except BaseException:
+                self.due = True
+                raise
+
+    def request(self, kind: SaveKind | None, cut: Cut, *, wait: bool) -> bool:
+        """Begin a save that the user asks for; False, and counted as coalesced, when one is in flight.
+
+        `wait`: waits for the one in flight first and for this one then.
+        """
+        self.settle(wait=wait)
+        self.raise_error()
+        if self.busy:
+            self.coalesced += 1
+            return False
+        self.begin(kind, "requested", cut)
+        if wait:
+            self.flush()
+        return True
+
+    def begin(self, kind: SaveKind | None, reason: SaveReason, cut: Cut) -> None:
+        """Take a snapshot and a copy of the dense state now and write them in the background.
+
+        `kind`: None for the policy's; a base takes the place of a kind that the chain does not permit now.
+        Raises what the snapshot or the store's writer raises, with nothing begun.
+        """
+        writer = self.require_writer()
+        kind = kind or self._policy.kind(self.due_saves)
+        if not writer.permits(kind):
+            kind = "base"
+        started = perf_counter()
+        selections = self._policy.selections(self._engine.tables, kind)
+        engine = {"learning_rate": self._engine.learning_rate, "step": self._engine.step}
+        save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=engine)
+        try:
+            self._tables.module.sync()
+            dense = self._dense.capture()
+            snapshot = self._engine.begin(
+                selections,
+                clears_dirty=clears_dirty(kind),
+                shard_rows=self._blocks,
+                blocking=not self._tables.module.fused,
+            )
+        except BaseException:
+            save.abort()
+            raise
+        pending = PendingSave(
+            kind=kind,
+            reason=reason,
+            step=cut.step,
+            samples=cut.samples,
+            snapshot=snapshot,
+            save=save,
+            dense=dense,
+            info={**cut.info, "due_saves": self.due_saves + (reason == "due"), "lookups": self._ledger.total},
+            started=started,
+            stall_seconds=perf_counter() - started,
+        )
+        self._saver.submit(pending)
+        if not self._background:
+            self.settle()
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Enter the save in flight in the books once it has ended; an error is kept for `raise_error`."""
+        outcome = self._saver.collect(wait=wait)
+        if outcome is None:
+            return
+        if isinstance(outcome, SaveFailed):
+            self._error = outcome.error
+            self.due |= outcome.reason == "due"
+            return
+        report = outcome.report
+        self.committed.append(report)
+        self._ledger.saved(outcome.lookups)
+        self.due_saves += report.reason == "due"
+        if report.kind != "priority":
+            self.exact_step, self.exact_samples = report.step, report.samples
+
+    def raise_error(self) -> None:
+        """Raise the error of a save that failed, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def flush(self) -> None:
+        """Wait for the save in flight; raises its error."""
+        self.settle()
+        self.raise_error()
+
+    def rewind(self, cut: Cut) -> None:
+        """Go on from a restored point, with nothing due."""
+        self.due = False
+        self.due_saves = cut.info["due_saves"]
+        self.exact_step, self.exact_samples = cut.step, cut.samples
+        self._ledger.rewind(cut.info["lookups"])
+
+    def require_writer(self) -> StoreWriter:
+        """Return the writer; raises ValueError before the manager has started and after it was closed."""
+        if self.writer is None:
+            raise ValueError("the manager is not running: call start(), resume() or step() first")
+        return self.writer
+
+    def close(self) -> None:
+        """Wait for the save in flight and release the store."""
+        self.settle()
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.close()
