@@ -184,7 +184,11 @@ def _source(request: Request) -> ClickSource:
     with usage_errors(**_OPTIONS):
         most = _FILE_MAX_ROWS if request.max_rows is None else request.max_rows
         sizes = kaggle_table_sizes(1.0 if request.scale is None else request.scale, max_rows=most)
-    return CriteoSource(request.data, table_sizes=sizes, lines=request.samples, on_error=request.on_error)
+    source = CriteoSource(request.data, table_sizes=sizes, lines=request.samples, on_error=request.on_error)
+    if source.damaged:
+        lines = f"{source.damaged} damaged line{'s' * (source.damaged != 1)} left out"
+        click.echo(f"{lines}, the first: {source.damaged_examples[0]}", err=True)
+    return source
 
 
 def _check_folder(folder: Path, option: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpr_native.emulate.failures import FailureSchedule
 from cpr_native.models import Recipe
-from cpr_native.overhead import Costs, Job
+from cpr_native.overhead import Costs, Job, plan
 from cpr_native.policy import Full, Mfu, Partial, Policy, Ssu
 
 STRATEGIES = ("none", "full", "partial", "mfu", "ssu")
@@ -28,7 +28,8 @@ class Emulation:
         seed: of the model's initial parameters.
 
     Raises:
-        ValueError: the schedule is of another job, or `fraction` is out of range.
+        ValueError: the schedule is of another job, `fraction` is out of range, or the planner finds no interval
+            (see `cpr_native.overhead.plan`).
     """
 
     job: Job
@@ -48,6 +49,8 @@ class Emulation:
             )
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}")
+        for fraction in (1.0, self.fraction):
+            plan(self.job, self.costs, self.target_pls, fraction=fraction)
 
     def policy(self, strategy: str) -> Policy:
         """The policy of a strategy other than `none`.

@@ -22,7 +22,7 @@ def _save(rows: int, *, extra: int = 0, reason: Any = "due", kind: Any = "base")
 def _recovery(mode: Any, hours_lost: float) -> RecoveryReport:
     return RecoveryReport(
         mode=mode, restart=False, shards=(3,), step=1, samples=128, lost_samples=0, hours_lost=hours_lost,
-        rows_restored=10, rows_reset=0, lost_lookups=0, pls=0.0, oldest_step=None, seconds=0.0, skipped=(),
+        rows_restored=10, rows_reset=0, lost_lookups=0, pls=0.0, seconds=0.0, skipped=(),
     )  # fmt: skip
 
 

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cpr_native.data import ClickBatch
+from cpr_native.emulate import FailureSchedule, RunResult, given_failures, parse_failure
+from cpr_native.emulate.runner import run_emulation, run_strategy
+from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
+from cpr_native.models import DLRM, DLRMConfig, Recipe
+from cpr_native.optim import RowWiseAdagrad
+from cpr_native.overhead import KAGGLE, Job
+from cpr_native.recovery import RecoveryManager
+from cpr_native.store import CheckpointStore
+
+SIZES = (4000, 900, 60)
+SAMPLES = 4096
+RECIPE = Recipe(
+    model=DLRMConfig(embedding_dim=8, bottom=(16, 8), top=(16, 1)),
+    batch_size=64,
+    table_optimizer=RowWiseAdagrad(lr=0.05),
+    dense_lr=0.02,
+)
+
+
+class TinyLoader:
+    """Samples of three skewed tables whose label depends on the rows looked up."""
+
+    def __init__(self, begin: int, end: int, batch_size: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        total = SAMPLES + 1024
+        uniform = torch.rand(len(SIZES), total, generator=generator)
+        sizes = torch.tensor(SIZES, dtype=torch.float32)[:, None]
+        rows = (uniform.square() * sizes).long()
+        self._ids = rows * 7919 % torch.tensor(SIZES)[:, None]
+        self._dense = torch.rand(total, 13, generator=generator)
+        signal = ((rows % 5) - 2).sum(0) + self._dense.sum(1) - 6.5
+        self._labels = (torch.rand(total, generator=generator) < torch.sigmoid(signal)).float()
+        self._begin, self._end, self._batch_size = begin, end, batch_size
+        self._position = begin
+
+    def __iter__(self) -> Iterator[ClickBatch]:
+        while self._position < self._end:
+            first, last = self._position, min(self._position + self._batch_size, self._end)
+            self._position = last
+            ids = self._ids[:, first:last].contiguous().reshape(-1)
+            yield ClickBatch(
+                dense=self._dense[first:last],
+                ids=ids,
+                offsets=torch.arange(ids.numel() + 1),
+                labels=self._labels[first:last],
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._position = state["position"]
+
+
+class TinySource:
+    table_sizes = SIZES
+    train_samples = SAMPLES
+
+    def train(self, batch_size: int) -> TinyLoader:
+        return TinyLoader(0, SAMPLES, batch_size)
+
+    def held_out(self, batch_size: int) -> TinyLoader:
+        return TinyLoader(SAMPLES, SAMPLES + 1024, batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        return {"source": "tiny"}
+
+
+class Watcher:
+    """Keeps what every run trained and where it stood."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, DLRM] = {}
+        self.positions: dict[str, list[int]] = {}
+
+    def started(self, strategy: str, samples: int) -> None:
+        self.positions[strategy] = []
+
+    def stepped(self, strategy: str, samples: int) -> None:
+        self.positions[strategy].append(samples)
+
+    def trained(self, strategy: str, model: DLRM) -> None:
+        self.models[strategy] = model
+
+
+def _schedule(*failures: str) -> FailureSchedule:
+    return given_failures(map(parse_failure, failures), total_hours=56.0, num_shards=8)
+
+
+EMULATION = Emulation(
+    job=KAGGLE.job, costs=KAGGLE.costs, schedule=_schedule("13.1:3", "40.9:6"), recipe=RECIPE, seed=5
+)
+
+
+@pytest.fixture(scope="module")
+def watcher() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture(scope="module")
+def runs(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+    folder = tmp_path_factory.mktemp("emulation")
+    results = run_emulation(EMULATION, TinySource(), checkpoints=folder, observer=watcher)
+    return {run.strategy: run for run in results.runs}
+
+
+def _differences(one: DLRM, other: DLRM) -> list[str]:
+    theirs = other.state_dict()
+    return [name for name, value in one.state_dict().items() if not torch.equal(value, theirs[name])]
+
+
+def test_every_strategy_runs_in_order(runs: dict[str, RunResult]) -> None:
+    assert tuple(runs) == STRATEGIES
+
+
+def test_full_recovery_ends_bit_equal_to_no_failure(runs: dict[str, RunResult], watcher: Watcher) -> None:
+    assert _differences(watcher.models["full"], watcher.models["none"]) == []
+    assert (runs["full"].auc, runs["full"].logloss) == (runs["none"].auc, runs["none"].logloss)
+
+
+def test_partial_recovery_changes_the_failed_rows(runs: dict[str, RunResult], watcher: Watcher) -> None:
+    for strategy in ("partial", "mfu", "ssu"):
+        assert "embeddings.embedding_bags.C1.weight" in _differences(
+            watcher.models[strategy], watcher.models["none"]
+        )
+        assert torch.isfinite(
+            watcher.models[strategy].state_dict()["embeddings.embedding_bags.C1.weight"]
+        ).all()
+
+
+def test_the_model_learns(runs: dict[str, RunResult]) -> None:
+    assert all(run.auc > 0.65 for run in runs.values())
+
+
+def test_full_recovery_replays_and_partial_does_not(runs: dict[str, RunResult], watcher: Watcher) -> None:
+    positions = watcher.positions
+    assert positions["none"] == sorted(positions["none"])
+    assert positions["partial"] == sorted(positions["partial"])
+    replayed = len(positions["full"]) - len(positions["none"])
+    hours = replayed * RECIPE.batch_size * 56.0 / SAMPLES
+    assert replayed > 0
+    assert runs["full"].overhead_hours.lost == pytest.approx(hours)
+
+
+def test_run_without_failure_has_no_overhead(runs: dict[str, RunResult]) -> None:
+    none = runs["none"]
+    assert none.overhead_percent == 0
+    assert (none.pls, none.pls_expected, none.commits, none.bytes_written, none.failures) == (0, 0, 0, 0, ())
+
+
+def test_overhead_is_as_in_the_paper(runs: dict[str, RunResult]) -> None:
+    assert runs["full"].overhead_percent > 5
+    for strategy in ("partial", "mfu", "ssu"):
+        assert 0.3 < runs[strategy].overhead_percent < 1
+        assert runs[strategy].overhead_hours.lost == 0
+        assert runs[strategy].overhead_hours.load == pytest.approx(2 * 0.045)
+        assert runs[strategy].overhead_hours.reschedule == pytest.approx(2 * 0.045)
+
+
+def test_priority_saves_are_smaller_and_more(runs: dict[str, RunResult]) -> None:
+    for strategy in ("mfu", "ssu"):
+        run = runs[strategy]
+        saves = [save for save in run.saves if save.kind == "priority"]
+        assert len(saves) == 10  # every 5.6 of 56 hours
+        assert sum(save.cost_hours for save in saves) < 10 * 0.094 * 0.4
+
+
+def test_pls_is_zero_after_full_and_bounded_after_partial(runs: dict[str, RunResult]) -> None:
+    assert (runs["full"].pls, runs["full"].pls_expected) == (0, 0)
+    for strategy in ("partial", "mfu", "ssu"):
+        assert runs[strategy].pls_expected == pytest.approx(0.1)
+        assert 0 < runs[strategy].pls < 2 / 8
+        assert runs[strategy].pls_trace[-1][1] == pytest.approx(runs[strategy].pls)
+    assert runs["partial"].pls == pytest.approx((13.1 + 40.9) / (56 * 8), abs=0.01)
+    assert runs["mfu"].pls < runs["partial"].pls
+
+
+def test_failures_are_recorded(runs: dict[str, RunResult]) -> None:
+    for strategy, run in runs.items():
+        if strategy == "none":
+            continue
+        assert [(failure.hour, failure.shards) for failure in run.failures] == [(13.1, (3,)), (40.9, (6,))]
+        assert {failure.mode for failure in run.failures} == {"full" if strategy == "full" else "partial"}
+    assert all(failure.lost_lookups == 0 for failure in runs["full"].failures)
+    for strategy in ("mfu", "ssu"):
+        assert all(failure.rows_restored > 0 for failure in runs[strategy].failures)
+        assert all(failure.lost_lookups > 0 for failure in runs[strategy].failures)
+    assert runs["full"].failures[0].rows_restored == sum(SIZES)
+
+
+def test_commits_and_bytes_are_those_on_disk(tmp_path: Path) -> None:
+    run = run_strategy(EMULATION, TinySource(), "mfu", tmp_path / "mfu", observer=Watcher())
+    assert run.commits == len(run.saves) >= 10
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "mfu").rglob("*") if file.is_file())
+    assert 0 < run.bytes_written <= on_disk
+
+
+def test_same_seed_gives_the_same_results(runs: dict[str, RunResult], tmp_path: Path) -> None:
+    for strategy in ("full", "ssu"):
+        again = run_strategy(EMULATION, TinySource(), strategy, tmp_path / strategy, observer=Watcher())
+        assert dataclasses.replace(again, seconds=0) == dataclasses.replace(runs[strategy], seconds=0)
+
+
+def test_rows_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recover = RecoveryManager.recover
+
+    def without_files(manager: RecoveryManager, shards: Any) -> Any:
+        for segment in tmp_path.rglob("*.safetensors"):
+            segment.unlink()
+        return recover(manager, shards)
+
+    monkeypatch.setattr(RecoveryManager, "recover", without_files)
+    with pytest.raises(Exception, match=r"safetensors|No such file|nothing"):
+        run_strategy(EMULATION, TinySource(), "full", tmp_path / "full", observer=Watcher())
+
+
+def test_more_failures_of_more_shards(tmp_path: Path) -> None:
+    emulation = dataclasses.replace(
+        EMULATION,
+        job=Job(total_hours=56.0, mtbf_hours=14.0, shards=8, failed_shards=2),
+        schedule=_schedule("5:0,7", "5:1", "20:2,3", "55.99:4,5"),
+    )
+    run = run_strategy(emulation, TinySource(), "ssu", tmp_path / "ssu", observer=Watcher())
+    assert [failure.shards for failure in run.failures] == [(0, 7), (1,), (2, 3), (4, 5)]
+    assert run.overhead_hours.load == pytest.approx(4 * 0.045)
+
+
+def test_checkpoints_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    with pytest.raises(FileExistsError):
+        run_strategy(EMULATION, TinySource(), "partial", tmp_path / "partial", observer=Watcher())
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+def test_store_of_a_run_can_be_read_afterwards(tmp_path: Path) -> None:
+    run_strategy(EMULATION, TinySource(), "full", tmp_path / "full", observer=Watcher())
+    assert CheckpointStore(tmp_path / "full").latest("exact").samples <= SAMPLES
+
+
+@pytest.mark.parametrize("names", [(), ("none", "none"), ("none", "best")])
+def test_strategies_are_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="strateg"):
+        check_strategies(names)
+
+
+def test_policy_of_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(ValueError, match="strategy must be one of none, full, partial, mfu, ssu, got 'none'"):
+        EMULATION.policy("none")
+
+
+def test_schedule_of_another_job_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"schedule is of a job of \(hours, shards\) \(56.0, 8\)"):
+        dataclasses.replace(EMULATION, job=Job(total_hours=40.0, mtbf_hours=28.0, shards=8))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.5])
+def test_fraction_is_checked(fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction must lie in"):
+        dataclasses.replace(EMULATION, fraction=fraction)
