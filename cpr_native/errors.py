@@ -1,4 +1,4 @@
-"""The named errors of the package; wrong arguments raise ValueError, TypeError or IndexError, files OSError."""
+"""The named errors. Wrong arguments raise ValueError, TypeError or IndexError; files raise OSError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The checkpoint directory: chains of commits, one per shard and a global one. `docs/format.md` has the bytes.
+"""The checkpoint directory: chains of commits, one per shard and a global one.
+
+`docs/format.md` has the bytes.
 
 Writing (one writer at a time; it holds the directory's lock)::
 
@@ -11,8 +13,8 @@ Writing (one writer at a time; it holds the directory's lock)::
         info = save.commit(dense={"rng": b"...", "top.0.weight": array}, info={"position": 7})
 
 `save.flush()` writes and closes all gathered parts (call it when `next_chunk(timeout)` gives none);
-`save.abort()` drops the save. `writer.permits(kind)` says whether a save of that kind may be committed now
-(a delta needs a base; over an existing history, only a base until `writer.rollback(point)` has attached to it).
+`save.abort()` drops the save. `writer.permits(kind)` says whether a save of that kind may be committed now:
+a delta needs a base; over an existing history, only a base until `writer.rollback(point)` has attached to it.
 
 Reading (no lock, never writes)::
 
@@ -28,6 +30,28 @@ after `verify` and before `apply`. `plan.broken` is True when a damaged base or 
 next save must be a base.
 """
 
+from cpr_native.store.chain_writer import ChainWriter
+from cpr_native.store.directory import RestorePoint
+from cpr_native.store.inspect import inspect, verify
+from cpr_native.store.points import CheckpointStore
+from cpr_native.store.restore import RestorePlan, RowSink
 from cpr_native.store.schema import CollectionSchema, Placement, TableSchema
+from cpr_native.store.segment import SegmentPart
+from cpr_native.store.writer import CommitInfo, Save, StoreWriter
 
-__all__ = ["CollectionSchema", "Placement", "TableSchema"]
+__all__ = [
+    "ChainWriter",
+    "CheckpointStore",
+    "CollectionSchema",
+    "CommitInfo",
+    "Placement",
+    "RestorePlan",
+    "RestorePoint",
+    "RowSink",
+    "Save",
+    "SegmentPart",
+    "StoreWriter",
+    "TableSchema",
+    "inspect",
+    "verify",
+]

@@ -181,7 +181,8 @@ class Placement:
         """Raises SchemaMismatchError naming table and field unless `other`, read from `where`, is equal."""
         if self.shards != other.shards:
             raise SchemaMismatchError(f"{where}: shards: expected {self.shards}, got {other.shards}")
-        for name, block in self.blocks.items():
+        for name in sorted({*self.blocks, *other.blocks}):
+            block = self.blocks.get(name)
             if other.blocks.get(name) != block:
                 raise SchemaMismatchError(
                     f"{where}: table {name!r}: placement block: expected {block}, got {other.blocks.get(name)}"

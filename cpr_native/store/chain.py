@@ -1,0 +1,165 @@
+"""Reading one chain: manifests by sequence number, history by parent links. Takes no lock, writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpr_native.errors import CorruptionError, SchemaMismatchError
+from cpr_native.store import files, naming
+from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, decode
+from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.segment import read_rows, read_tensors
+
+
+def exact_ref(manifest: Manifest, ref: Ref) -> Ref | None:
+    """Returns the newest base or delta at or before a commit: what exact restore begins with."""
+    return ref if manifest.kind in EXACT_KINDS else manifest.exact_parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What all commits of a checkpoint directory share."""
+
+    run_id: str
+    schema: CollectionSchema
+    placement: Placement
+
+    def check_same(self, other: Identity, where: str) -> None:
+        """Raises SchemaMismatchError, naming the field, unless `other`, read from `where`, is equal."""
+        if self.run_id != other.run_id:
+            raise SchemaMismatchError(f"{where}: run id: expected {self.run_id}, got {other.run_id}")
+        self.schema.check_same(other.schema, where)
+        self.placement.check_same(other.placement, where)
+
+
+def identity_of(manifest: Manifest) -> Identity:
+    """Returns the identity that a manifest states."""
+    return Identity(run_id=manifest.run_id, schema=manifest.schema, placement=manifest.placement)
+
+
+class ChainReader:
+    """The commits of one chain as they are on disk when they are first asked for.
+
+    A manifest of another run, schema or placement than `identity` is refused; without `identity` the oldest
+    intact manifest sets it.
+    """
+
+    def __init__(self, root: Path, chain: str, identity: Identity | None = None) -> None:
+        self.chain = chain
+        self.shard = naming.shard_of(chain)
+        self.path = naming.chain_path(root, chain)
+        self._loaded: dict[int, tuple[Manifest, Ref] | CorruptionError] = {}
+        self._segments: dict[str, CorruptionError | None] = {}
+        parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
+        self.sequences = [p.sequence for p in parsed if p is not None and p.what == "manifest"]
+        self.identity = identity or self._oldest_identity()
+
+    def _oldest_identity(self) -> Identity | None:
+        for sequence in self.sequences:
+            try:
+                return identity_of(self._read(sequence)[0])
+            except CorruptionError:
+                continue
+        return None
+
+    def manifest_path(self, sequence: int) -> Path:
+        """Returns the path of the manifest of commit `sequence`."""
+        return self.path / naming.MANIFESTS / naming.manifest_name(sequence)
+
+    def segment_path(self, name: str) -> Path:
+        """Returns the path of the segment file `name`."""
+        return self.path / naming.SEGMENTS / name
+
+    def _read(self, sequence: int) -> tuple[Manifest, Ref]:
+        where = self.manifest_path(sequence)
+        manifest, ref = decode(files.read_file(where, MAX_MANIFEST_BYTES), where)
+        for name, expected, got in (
+            ("sequence", sequence, manifest.sequence),
+            ("chain", self.chain, manifest.chain),
+        ):
+            if expected != got:
+                raise CorruptionError(f"{where}: {name}: expected {expected}, got {got}")
+        return manifest, ref
+
+    def load(self, sequence: int) -> tuple[Manifest, Ref]:
+        """Returns a commit and its reference; raises CorruptionError: missing, damaged, misnamed, foreign."""
+        if sequence not in self._loaded:
+            try:
+                manifest, ref = self._read(sequence)
+                if self.identity is not None:
+                    self.identity.check_same(identity_of(manifest), str(self.manifest_path(sequence)))
+                self._loaded[sequence] = manifest, ref
+            except CorruptionError as error:
+                self._loaded[sequence] = error
+            except SchemaMismatchError as error:
+                self._loaded[sequence] = CorruptionError(str(error))
+        loaded = self._loaded[sequence]
+        if isinstance(loaded, CorruptionError):
+            raise loaded
+        return loaded
+
+    def follow(self, ref: Ref) -> Manifest:
+        """Returns the commit that `ref` names; raises CorruptionError if it is not that very commit."""
+        manifest, found = self.load(ref.sequence)
+        if found != ref:
+            where = self.manifest_path(ref.sequence)
+            raise CorruptionError(
+                f"{where}: CRC-32C: expected by a later commit {ref.crc:08x}, got {found.crc:08x}"
+            )
+        return manifest
+
+    def newest(self, skipped: list[str], below: int = naming.MAX_SEQUENCE + 1) -> tuple[Manifest, Ref] | None:
+        """Returns the intact commit of the highest sequence under `below`; `skipped` gets what it passes over."""
+        for sequence in reversed(self.sequences):
+            if sequence < below:
+                try:
+                    return self.load(sequence)
+                except CorruptionError as error:
+                    _note(skipped, error)
+        return None
+
+    def is_pruned(self, ref: Ref) -> bool:
+        """Whether history was cut off by retention before `ref`: nothing as old as it is left."""
+        return not self.sequences or ref.sequence < self.sequences[0]
+
+    def check_segments(self, manifest: Manifest) -> None:
+        """Reads every byte of a commit's segments, each file once only; raises CorruptionError or OSError."""
+        for record in manifest.segments:
+            if record.name not in self._segments:
+                path = self.segment_path(record.name)
+                try:
+                    if self.shard is None:
+                        read_tensors(path, record)
+                    else:
+                        read_rows(path, record, manifest.schema, manifest.placement, self.shard)
+                    self._segments[record.name] = None
+                except CorruptionError as error:
+                    self._segments[record.name] = error
+            found = self._segments[record.name]
+            if found is not None:
+                raise found
+        self._check_base(manifest)
+
+    def _check_base(self, manifest: Manifest) -> None:
+        if manifest.kind == "base" and self.shard is not None:
+            try:
+                check_base_rows(manifest, self.shard)
+            except ValueError as error:
+                raise CorruptionError(f"{self.manifest_path(manifest.sequence)}: {error}") from None
+
+
+def check_base_rows(manifest: Manifest, shard: int) -> None:
+    """Raises ValueError unless a base commit holds as many rows of every table as its shard has."""
+    for table in manifest.schema.tables:
+        begin, end = manifest.placement.row_range(manifest.schema, table.name, shard)
+        got = manifest.rows.get(table.name, 0)
+        if got != end - begin:
+            raise ValueError(
+                f"base of shard {shard}: table {table.name!r}: expected {end - begin} rows, got {got}"
+            )
+
+
+def _note(skipped: list[str], error: Exception) -> None:
+    if str(error) not in skipped:
+        skipped.append(str(error))

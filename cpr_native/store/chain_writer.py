@@ -1,0 +1,220 @@
+"""Writing one chain: lock, incarnation, saves. Usable alone, by the process that holds one shard."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from cpr_native.errors import CorruptionError, CprError, ForkedProcessError
+from cpr_native.store import files, naming
+from cpr_native.store.chain import ChainReader, Identity, exact_ref
+from cpr_native.store.chain_save import ChainSave, commit_manifest
+from cpr_native.store.lock import ChainLock
+from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, check_json
+from cpr_native.store.schema import CollectionSchema, Placement, _check_count
+
+DEFAULT_SEGMENT_BYTES = 64 * 2**20
+
+
+@dataclass
+class _Position:
+    """Where the next commit goes: the newest commit of this history and the newest base or delta in it."""
+
+    head: Ref | None = None
+    head_parent: Ref | None = None
+    exact: Ref | None = None
+
+
+class ChainWriter:
+    """The one writer of a chain: takes its lock, fences older writers with an epoch commit, removes their remains.
+
+    Over an existing history only a base may be saved until `rollback` has attached to a commit of it.
+    Methods are called from one thread at a time and only in the process that opened it. Raises LockedError;
+    SchemaMismatchError for the chain of another run, model or placement; CorruptionError when manifests exist and
+    none is intact; OSError.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        chain: str,
+        *,
+        schema: CollectionSchema,
+        placement: Placement,
+        run_id: str | None = None,
+        max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    ) -> None:
+        placement.check_covers(schema)
+        _check_count("max_segment_bytes", max_segment_bytes, 1)
+        self.shard = naming.shard_of(chain)
+        if self.shard is not None and self.shard >= placement.shards:
+            raise IndexError(f"shard {self.shard} of {placement.shards}")
+        self.chain = chain
+        self.path = naming.chain_path(root, chain)
+        self._root = root
+        self.max_segment_bytes = max_segment_bytes
+        self._pid = os.getpid()
+        self._save: ChainSave | None = None
+        for name in (naming.MANIFESTS, naming.SEGMENTS):
+            files.make_directory(self.path / name)
+        self._lock = ChainLock(self.path / naming.LOCK)
+        try:
+            self._open(schema, placement, run_id)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, schema: CollectionSchema, placement: Placement, run_id: str | None) -> None:
+        reader = ChainReader(self._root, self.chain)
+        found = reader.identity
+        if found is None and reader.sequences:
+            raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
+        run_id = run_id or (found.run_id if found else uuid.uuid4().hex)
+        self.identity = Identity(run_id=run_id, schema=schema, placement=placement)
+        if found is not None:
+            self.identity.check_same(found, str(self.path))
+        newest = reader.newest([])
+        self.incarnation = 1 if newest is None else newest[0].incarnation + 1
+        self._position = _Position()
+        if newest is not None:
+            self._position = _Position(newest[1], newest[0].parent, exact_ref(*newest))
+        self._attached = newest is None
+        used = [naming.parse(name) for d in (naming.MANIFESTS, naming.SEGMENTS) for name in self._list(d)]
+        self._next_sequence = 1 + max((p.sequence for p in used if p), default=0)
+        step, samples = (newest[0].step, newest[0].samples) if newest else (0, 0)
+        self._commit(self._manifest("epoch", self.reserve(), step, samples, self._position))
+        self._remove_unfinished()
+
+    def _list(self, directory: str) -> list[str]:
+        return files.list_directory(self.path / directory)
+
+    def _remove_unfinished(self) -> None:
+        """Removes temporary manifests, and segments of sequence numbers that no manifest has."""
+        parsed = {name: naming.parse(name) for name in self._list(naming.MANIFESTS)}
+        committed = {p.sequence for p in parsed.values() if p and p.what == "manifest"}
+        for name, found in parsed.items():
+            if found and found.what == "temporary":
+                files.remove(self.path / naming.MANIFESTS / name)
+        for name in self._list(naming.SEGMENTS):
+            found = naming.parse(name)
+            if found and found.what == "segment" and found.sequence not in committed:
+                files.remove(self.path / naming.SEGMENTS / name)
+
+    def reserve(self) -> int:
+        """Returns a sequence number that no commit has had or will get again."""
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def check_process(self) -> None:
+        """Raises ForkedProcessError in a forked child: the lock is the parent's."""
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(f"{self.path}: the writer belongs to process {self._pid}")
+
+    def permits(self, kind: str) -> bool:
+        """Whether a save of `kind` may be committed now: a base always, a delta after a base of this history."""
+        if kind == "delta":
+            return self._attached and self._position.exact is not None
+        return self._attached or kind == "base"
+
+    def require_base(self) -> None:
+        """Makes the next delta be refused until a base is saved: rows in memory are not what the chain says."""
+        self._position.exact = None
+
+    def begin(
+        self, kind: str, *, step: int, samples: int, engine: Mapping[str, Any] | None = None
+    ) -> ChainSave:
+        """Starts a save; nothing is visible before its `commit`.
+
+        kind: "base", "delta" or "priority". step, samples: of training at the snapshot. engine: JSON values.
+        Raises ValueError, TypeError; CprError when another save is open or the kind is not permitted.
+        """
+        self.check_process()
+        if kind not in DATA_KINDS:
+            raise ValueError(f"kind: expected one of {DATA_KINDS}, got {kind!r}")
+        _check_count("step", step, 0)
+        _check_count("samples", samples, 0)
+        engine = {} if engine is None else dict(engine)
+        check_json("engine", engine)
+        if self._save is not None:
+            raise CprError(f"{self.path}: a save is open already")
+        if not self.permits(kind):
+            raise CprError(
+                f"{self.path}: a {kind} save is not permitted: the directory has a history; save a base, "
+                "or roll back to a restored point first"
+                if not self._attached
+                else f"{self.path}: a delta save is not permitted before a base"
+            )
+        manifest = self._manifest(
+            cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
+        )
+        self._save = ChainSave(self.path, manifest, self.max_segment_bytes, self._commit, self._closed)
+        return self._save
+
+    def rollback(
+        self, target: Ref | None, *, exact: bool = True, commits: Mapping[int, Ref] | None = None
+    ) -> Ref:
+        """Commits that history goes on from the commit `target` (None: from the present head), and attaches to it.
+
+        exact: False when what was restored is not what base and deltas give; the next save must then be a base.
+        commits: of the shards, for the global chain. Raises CorruptionError, FencedError, OSError.
+        """
+        self.check_process()
+        reader = ChainReader(self._root, self.chain, self.identity)
+        target = target or self._position.head
+        if target is None:
+            raise CprError(f"{self.path}: nothing to roll back to")
+        manifest = reader.follow(target)
+        position = _Position(target, manifest.parent, exact_ref(manifest, target) if exact else None)
+        ref = self._commit(
+            self._manifest(
+                "rollback", self.reserve(), manifest.step, manifest.samples, position, commits=commits or {}
+            )
+        )
+        self._attached = True
+        return ref
+
+    def _commit(self, manifest: Manifest) -> Ref:
+        self.check_process()
+        ref = commit_manifest(self.path, manifest)
+        self._position = _Position(ref, manifest.parent, exact_ref(manifest, ref))
+        if manifest.kind == "base":
+            self._attached = True
+        return ref
+
+    def _closed(self) -> None:
+        self._save = None
+
+    def close(self) -> None:
+        """Drops an open save and frees the lock; a second call does nothing."""
+        if self._save is not None and os.getpid() == self._pid:
+            self._save.abort()
+        self._lock.close()
+
+    def __enter__(self) -> ChainWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _manifest(
+        self, kind: Kind, sequence: int, step: int, samples: int, position: _Position, **more: Any
+    ) -> Manifest:
+        return Manifest(
+            chain=self.chain,
+            run_id=self.identity.run_id,
+            sequence=sequence,
+            incarnation=self.incarnation,
+            kind=kind,
+            step=step,
+            samples=samples,
+            parent=position.head,
+            grandparent=position.head_parent,
+            exact_parent=position.exact,
+            schema=self.identity.schema,
+            placement=self.identity.placement,
+            **more,
+        )

@@ -1,0 +1,122 @@
+"""Every system call of the store but the segment writer's: reads refuse links, writes are durable when they return."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpr_native.errors import CorruptionError
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DAMAGE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.EFBIG,
+    errno.EIO,
+)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def make_directory(path: Path) -> None:
+    """Creates `path` and its missing parents; each new entry is synced. Raises OSError."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the entries of a directory durable; raises OSError with its path."""
+    descriptor = os.open(path, _READ | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(descriptor)
+
+
+def list_directory(path: Path) -> list[str]:
+    """Returns the sorted names in a directory, none if it does not exist; a link to one raises OSError."""
+    try:
+        descriptor = os.open(path, _READ | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return []
+    try:
+        return sorted(os.listdir(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
+    """Returns all bytes of a regular file in fresh memory.
+
+    Raises CorruptionError: missing, a link, no regular file, over `max_size` bytes, unreadable on its disk;
+    OSError for what says nothing about the file (permission, descriptors, memory).
+    """
+    try:
+        return _read_file(path, max_size)
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise CorruptionError(f"{path}: {error.strerror}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
+    descriptor = os.open(path, _READ | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file")
+        if status.st_size > max_size:
+            raise OSError(errno.EFBIG, f"expected at most {max_size} bytes, got {status.st_size}")
+        data = np.empty(status.st_size, np.uint8)
+        filled = 0
+        while filled < data.size:
+            got = os.readv(descriptor, [memoryview(data)[filled:]])
+            if got == 0:
+                raise OSError(errno.EIO, f"file ends after {filled} of {data.size} bytes")
+            filled += got
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Creates `path`, which must not exist, with `data` and syncs it; on OSError the file is removed again."""
+    descriptor = os.open(path, _CREATE, 0o666)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        remove(path)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def link_new(source: Path, target: Path) -> None:
+    """Gives `source` the second name `target`, which must not exist: the exclusive step of a commit."""
+    os.link(source, target)
+
+
+def remove(path: Path) -> None:
+    """Removes a file; a missing one is as good."""
+    path.unlink(missing_ok=True)

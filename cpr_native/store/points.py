@@ -1,0 +1,121 @@
+"""The entrance to a checkpoint directory. Reading takes no lock and writes nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from cpr_native.errors import CorruptionError, NoCheckpointError
+from cpr_native.store import naming
+from cpr_native.store.chain import _note
+from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.directory import Directory, RestorePoint
+from cpr_native.store.manifest import EXACT_KINDS
+from cpr_native.store.restore import Mode, RestorePlan, _refusal, running_plan
+from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.writer import StoreWriter
+
+
+class CheckpointStore:
+    """A checkpoint directory. Making the object touches nothing; the directory appears with its first writer."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def writer(
+        self,
+        schema: CollectionSchema,
+        placement: Placement,
+        *,
+        run_id: str | None = None,
+        max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        keep: int | None = None,
+    ) -> StoreWriter:
+        """Opens the directory for writing: locks every chain, fences older writers, removes unfinished saves.
+
+        run_id: None takes that of the directory, or a new one if it is empty. keep: after each base, only what the
+        newest `keep` intact exact points (and running restores) need is kept; None keeps all.
+        Raises LockedError; SchemaMismatchError naming table and field; CorruptionError; OSError; ValueError.
+        """
+        return StoreWriter(
+            self.path, schema, placement, run_id=run_id, max_segment_bytes=max_segment_bytes, keep=keep
+        )
+
+    def chain_writer(
+        self,
+        shard: int | None,
+        schema: CollectionSchema,
+        placement: Placement,
+        *,
+        run_id: str | None = None,
+        max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    ) -> ChainWriter:
+        """Opens one chain only (None: the global one), for a process that holds one shard. Raises as `writer`."""
+        chain = naming.GLOBAL if shard is None else naming.shard_chain(shard)
+        return ChainWriter(
+            self.path,
+            chain,
+            schema=schema,
+            placement=placement,
+            run_id=run_id,
+            max_segment_bytes=max_segment_bytes,
+        )
+
+    def points(self) -> list[RestorePoint]:
+        """Returns the exact points, newest first, whose manifests lead to a base. Segments are not read."""
+        directory = Directory(self.path)
+        found = []
+        for manifest, ref in directory.history([]):
+            point = RestorePoint(directory=directory, ref=ref, manifest=manifest, mode="exact")
+            if manifest.kind in EXACT_KINDS:
+                try:
+                    point.plan()
+                except CorruptionError:
+                    continue
+                found.append(point)
+        return found
+
+    def latest(
+        self,
+        mode: Mode = "exact",
+        *,
+        schema: CollectionSchema | None = None,
+        placement: Placement | None = None,
+    ) -> RestorePoint:
+        """Returns the newest point that is intact to the last byte; every file it needs is read for that.
+
+        "exact": the newest base or delta whose chain is intact. "running": the newest save of any kind with intact
+        dense state, and of every shard what is newest and intact. schema, placement: of the caller's model.
+        Raises NoCheckpointError: nothing valid, with the reasons; SchemaMismatchError; OSError; ValueError.
+        """
+        if mode not in ("exact", "running"):
+            raise ValueError(f"mode: expected exact or running, got {mode!r}")
+        directory = Directory(self.path)
+        skipped: list[str] = []
+        for manifest, ref in directory.history(skipped):
+            if schema is not None:
+                schema.check_same(manifest.schema, str(self.path))
+            if placement is not None:
+                placement.check_same(manifest.placement, str(self.path))
+            if mode == "exact" and manifest.kind not in EXACT_KINDS:
+                continue
+            point = RestorePoint(directory=directory, ref=ref, manifest=manifest, mode=mode)
+            try:
+                directory.whole.check_segments(manifest)
+                plan = point.plan()
+                plan.verify()
+            except CorruptionError as error:
+                _note(skipped, error)
+                continue
+            return replace(point, skipped=(*skipped, *plan.skipped))
+        raise NoCheckpointError(
+            _refusal(f"{self.path}: no checkpoint that can be restored ({mode})", skipped)
+        )
+
+    def shard_plan(self, shard: int) -> RestorePlan:
+        """Returns the newest intact rows of one shard, whatever the global commits say: for a partial recovery.
+
+        Every byte is verified here. Raises NoCheckpointError, OSError, ValueError.
+        """
+        return RestorePlan(mode="running", chains=(running_plan(Directory(self.path).shard(shard), shard),))

@@ -1,0 +1,217 @@
+"""What to load, in which order, for one restore; verified to the last byte before the first row is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpr_native.errors import CorruptionError, NoCheckpointError
+from cpr_native.store.chain import ChainReader, _note, exact_ref
+from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref, SegmentRecord
+from cpr_native.store.segment import read_rows
+
+Mode = Literal["exact", "running"]
+
+
+class RowSink(Protocol):
+    """What a restore writes to."""
+
+    def load_rows(
+        self,
+        table: str,
+        rows: NDArray[np.int64],
+        weight: NDArray[np.float32],
+        state: NDArray[np.float32] | None,
+        priority: bool,
+    ) -> None:
+        """Writes rows of `table` in place.
+
+        rows: int64 [n], global ids. weight: float32 [n, dim]. state: float32 [n], or None without optimizer
+        state. priority: the rows come from a priority commit. The arrays are the sink's to keep.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSegment:
+    """One segment of a plan and the commit it belongs to."""
+
+    shard: int
+    commit: Manifest
+    record: SegmentRecord
+
+    @property
+    def priority(self) -> bool:
+        """Whether the rows are those of a priority commit."""
+        return self.commit.kind == "priority"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlan:
+    """The commits of one chain that a restore needs, oldest first, and where its history goes on after it.
+
+    `head` is the commit restored to and `exact` the newest base or delta in it (None: the next save must be a base).
+    `broken`: a damaged base or delta was left out. `complete`: the chain has a base.
+    """
+
+    reader: ChainReader
+    shard: int
+    head: Ref
+    exact: Ref | None
+    commits: tuple[Manifest, ...]
+    complete: bool
+    broken: bool = False
+    skipped: tuple[str, ...] = ()
+
+
+def exact_plan(reader: ChainReader, shard: int, ref: Ref) -> ChainPlan:
+    """Returns base and deltas up to the commit `ref`; priority commits are not looked at. Raises CorruptionError."""
+    exact = exact_ref(reader.follow(ref), ref)
+    commits: list[Manifest] = []
+    link = exact
+    while link is not None:
+        commits.append(reader.follow(link))
+        if commits[-1].kind == "base":
+            return ChainPlan(
+                reader=reader, shard=shard, head=ref, exact=exact, commits=tuple(commits[::-1]), complete=True
+            )
+        link = commits[-1].exact_parent
+    raise CorruptionError(f"{reader.manifest_path(ref.sequence)}: no base before it")
+
+
+def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
+    """Returns everything intact in a shard's chain from its newest commit back to the newest intact base.
+
+    Priority commits older than an intact delta or base are left out: it holds their rows, as new or newer.
+    Damaged commits are left out and named in `skipped`. Every byte of the segments is read here.
+    Raises NoCheckpointError: no intact commit, or a damaged base with no other before it.
+    """
+    skipped: list[str] = []
+    at = reader.newest(skipped)
+    if at is None:
+        raise NoCheckpointError(_refusal(f"{reader.path}: no intact commit", skipped))
+    head, exact = at[1], exact_ref(*at)
+    commits: list[Manifest] = []
+    have_delta = broken = complete = False
+    while at is not None and not complete:
+        manifest, _ = at
+        is_exact = manifest.kind in EXACT_KINDS
+        if is_exact or (manifest.kind == "priority" and not have_delta):
+            try:
+                reader.check_segments(manifest)
+                commits.append(manifest)
+                have_delta |= is_exact
+                complete = manifest.kind == "base"
+            except CorruptionError as error:
+                _note(skipped, error)
+                broken |= is_exact
+        if not complete:
+            at, lost_exact = _before(reader, manifest, skipped)
+            broken |= lost_exact
+    if broken and not complete:
+        raise NoCheckpointError(_refusal(f"{reader.path}: no intact base before the damage", skipped))
+    return ChainPlan(
+        reader=reader,
+        shard=shard,
+        head=head,
+        exact=None if broken else exact,
+        commits=tuple(commits[::-1]),
+        complete=complete,
+        broken=broken,
+        skipped=tuple(skipped),
+    )
+
+
+def _before(
+    reader: ChainReader, manifest: Manifest, skipped: list[str]
+) -> tuple[tuple[Manifest, Ref] | None, bool]:
+    """Returns the commit before `manifest`, around a damaged one, and whether a base or delta was lost on the way."""
+    links = [
+        link for link in (manifest.parent, manifest.grandparent, manifest.exact_parent) if link is not None
+    ]
+    for link in links:
+        try:
+            found = reader.follow(link)
+        except CorruptionError as error:
+            if not reader.is_pruned(link):
+                _note(skipped, error)
+            continue
+        # Past a damaged parent: it was a base or delta if it is the exact parent that could not be read.
+        lost = manifest.exact_parent is not None and link.sequence < manifest.exact_parent.sequence
+        return (found, link), lost
+    return None, manifest.exact_parent is not None
+
+
+def _refusal(what: str, skipped: Sequence[str]) -> str:
+    return what + "".join(f"; {message}" for message in skipped)
+
+
+@dataclass(kw_only=True)
+class RestorePlan:
+    """The segments to load for some shards. Made by `RestorePoint.plan` and `CheckpointStore.shard_plan`."""
+
+    mode: Mode
+    chains: tuple[ChainPlan, ...]
+    _verified: bool = field(default=False, init=False)
+
+    @property
+    def segments(self) -> tuple[PlannedSegment, ...]:
+        """The segments in the order of loading: by shard, then oldest first."""
+        return tuple(
+            PlannedSegment(shard=chain.shard, commit=commit, record=record)
+            for chain in self.chains
+            for commit in chain.commits
+            for record in commit.segments
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chain has a base; if not, rows never saved are for the caller to set to their initial values."""
+        return all(chain.complete for chain in self.chains)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a damaged base or delta was left out (running mode): the next save must be a base."""
+        return any(chain.broken for chain in self.chains)
+
+    @property
+    def skipped(self) -> list[str]:
+        """What was refused in these chains, and why."""
+        return [message for chain in self.chains for message in chain.skipped]
+
+    @property
+    def rows(self) -> int:
+        """Rows in the segments; a row in several commits counts several times."""
+        return sum(sum(planned.record.rows.values()) for planned in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the segments."""
+        return sum(planned.record.size for planned in self.segments)
+
+    def verify(self) -> None:
+        """Reads every byte of every segment needed; raises CorruptionError or OSError. Nothing is applied."""
+        for chain in self.chains:
+            for commit in chain.commits:
+                chain.reader.check_segments(commit)
+        self._verified = True
+
+    def apply(self, sink: RowSink) -> None:
+        """Verifies everything, then loads the segments into `sink`, oldest first: the newest row stays.
+
+        Every segment is checked again as it is read: a file that changed after `verify` raises
+        CorruptionError before any of its rows is loaded.
+        """
+        if not self._verified:
+            self.verify()
+        for chain in self.chains:
+            for commit in chain.commits:
+                for record in commit.segments:
+                    path = chain.reader.segment_path(record.name)
+                    for part in read_rows(path, record, commit.schema, commit.placement, chain.shard):
+                        sink.load_rows(
+                            part.table, part.rows, part.weight, part.state, commit.kind == "priority"
+                        )

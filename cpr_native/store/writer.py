@@ -1,0 +1,215 @@
+"""Writing a checkpoint directory: every shard's chain, and last the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cpr_native.errors import CprError
+from cpr_native.store import naming
+from cpr_native.store.chain_save import ChainSave
+from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.directory import RestorePoint
+from cpr_native.store.manifest import Ref
+from cpr_native.store.retention import prune
+from cpr_native.store.schema import CollectionSchema, Placement, _check_count
+from cpr_native.store.segment import SegmentPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitInfo:
+    """A durable save.
+
+    `sequence` is that of the global chain, `rows` counts those of each table, `bytes_written` is the size of all
+    segments, dense state included. `retention_error` says why older commits could not be removed, if so.
+    """
+
+    sequence: int
+    kind: str
+    step: int
+    samples: int
+    bytes_written: int
+    rows: dict[str, int]
+    retention_error: str | None = None
+
+
+class Save:
+    """One save over all shards; made by `StoreWriter.begin`.
+
+    As a context manager it is aborted when the block raises or ends without `commit`.
+    """
+
+    def __init__(self, writer: StoreWriter, whole: ChainSave, shards: dict[int, ChainSave]) -> None:
+        self._writer = writer
+        self._global = whole
+        self._shards = shards
+
+    def add(self, part: SegmentPart) -> None:
+        """Takes a part over; it is closed as soon as its bytes are durable, or by `abort`.
+
+        At most `max_segment_bytes` are held over all shards: beyond it the shard that holds most is written.
+        Raises ValueError, TypeError, IndexError for a part that does not fit (it stays the caller's);
+        OSError: then only `abort` is of use.
+        """
+        if part.shard not in self._shards:
+            raise IndexError(f"part: shard {part.shard} of {len(self._shards)}")
+        self._shards[part.shard].add(part)
+        while sum(save.gathered_bytes for save in self._shards.values()) >= self._writer.max_segment_bytes:
+            max(self._shards.values(), key=lambda save: save.gathered_bytes).flush()
+
+    def flush(self) -> None:
+        """Writes and closes all parts held: for when a snapshot has no memory left. Raises OSError."""
+        for save in self._shards.values():
+            save.flush()
+
+    def commit(
+        self, dense: Mapping[str, NDArray[Any] | bytes], info: Mapping[str, Any] | None = None
+    ) -> CommitInfo:
+        """Makes the save durable: the commits of all shards, then the global one.
+
+        dense: named arrays and byte strings (parameters, optimizer, RNG, data position). info: JSON values.
+        An error leaves the save uncommitted as a whole (commits of single shards may stand; they only count for
+        running restores): call `abort` and take the snapshot's rows back.
+        Raises ValueError, TypeError, FencedError, OSError.
+        """
+        self._global.add_dense(dense)
+        self.flush()
+        commits: dict[int, Ref] = {}
+        rows: dict[str, int] = {}
+        size = 0
+        for shard, save in self._shards.items():
+            manifest, commits[shard] = save.commit(info=info)
+            size += manifest.bytes
+            for table, count in manifest.rows.items():
+                rows[table] = rows.get(table, 0) + count
+        manifest, ref = self._global.commit(commits=commits, info=info)
+        retention_error = self._writer.prune() if manifest.kind == "base" else None
+        return CommitInfo(
+            sequence=ref.sequence,
+            kind=manifest.kind,
+            step=manifest.step,
+            samples=manifest.samples,
+            bytes_written=size + manifest.bytes,
+            rows=rows,
+            retention_error=retention_error,
+        )
+
+    def abort(self) -> None:
+        """Drops the save: closes all parts and removes its files. Does nothing after `commit`."""
+        for save in (*self._shards.values(), self._global):
+            save.abort()
+
+    def __enter__(self) -> Save:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+class StoreWriter:
+    """The one writer of a whole checkpoint directory; made by `CheckpointStore.writer`.
+
+    Not shared between threads, but `begin` may be called in one and the save finished in another.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: CollectionSchema,
+        placement: Placement,
+        *,
+        run_id: str | None = None,
+        max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        keep: int | None = None,
+    ) -> None:
+        if keep is not None:
+            _check_count("keep", keep, 1)
+        self.path = path
+        self.max_segment_bytes = max_segment_bytes
+        self._keep = keep
+        self._chains: list[ChainWriter] = []
+        with ExitStack() as stack:
+            for chain in (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards))):
+                writer = ChainWriter(
+                    path,
+                    chain,
+                    schema=schema,
+                    placement=placement,
+                    run_id=run_id,
+                    max_segment_bytes=max_segment_bytes,
+                )
+                stack.enter_context(writer)
+                self._chains.append(writer)
+                run_id = writer.identity.run_id
+            self._stack = stack.pop_all()
+        self.run_id = self._chains[0].identity.run_id
+        self.incarnation = self._chains[0].incarnation
+
+    def permits(self, kind: str) -> bool:
+        """Whether a save of `kind` may be made now: a base always, a delta only after a base of this history,
+        a priority save in a fresh directory or once attached to its history by `rollback` or a base.
+        """
+        return all(chain.permits(kind) for chain in self._chains)
+
+    def require_base(self) -> None:
+        """Makes deltas be refused until the next base: after a restore whose plan was `broken`."""
+        for chain in self._chains:
+            chain.require_base()
+
+    def begin(self, kind: str, *, step: int, samples: int, engine: Mapping[str, Any] | None = None) -> Save:
+        """Starts a save of `kind` "base", "delta" or "priority"; nothing is visible before its `commit`.
+
+        step, samples: of training at the snapshot. engine: JSON values (optimizer scalars).
+        Raises ValueError, TypeError; CprError when another save is open or the kind is not permitted.
+        """
+        saves: list[ChainSave] = []
+        try:
+            for chain in self._chains:
+                saves.append(chain.begin(kind, step=step, samples=samples, engine=engine))
+        except BaseException:
+            for save in saves:
+                save.abort()
+            raise
+        return Save(self, saves[0], dict(enumerate(saves[1:])))
+
+    def rollback(self, point: RestorePoint) -> None:
+        """Commits in every chain that history goes on from `point`; call it before training resumes from it.
+
+        Raises CprError when a save is open; CorruptionError, FencedError, OSError.
+        """
+        plan = point.plan()
+        heads = {chain.shard: chain for chain in plan.chains}
+        if sorted(heads) != list(range(len(self._chains) - 1)):
+            raise CprError(
+                f"{self.path}: the point has shards {sorted(heads)}, the writer {len(self._chains) - 1}"
+            )
+        for shard, writer in enumerate(self._chains[1:]):
+            writer.rollback(heads[shard].head, exact=heads[shard].exact is not None)
+        self._chains[0].rollback(
+            point.ref, exact=not plan.broken, commits={shard: chain.head for shard, chain in heads.items()}
+        )
+
+    def prune(self) -> str | None:
+        """Removes what retention does not keep; returns the error that stopped it, as the save stands anyway."""
+        if self._keep is None:
+            return None
+        try:
+            prune(self.path, self._keep)
+        except OSError as error:
+            return str(error)
+        return None
+
+    def close(self) -> None:
+        """Drops an open save and frees the locks; a second call does nothing."""
+        self._stack.close()
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
