@@ -27,10 +27,11 @@ class Stateful(Protocol):
 
 def rng_state() -> dict[str, Any]:
     """Return the state of Python's, NumPy's (global) and torch's generators as plain values and tensors."""
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the global generator is meant
+    own = np.random.get_state(legacy=False)  # noqa: NPY002 - the global generator is meant
+    key = torch.from_numpy(own["state"]["key"].astype(np.int64))
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "numpy": {**own, "state": {**own["state"], "key": key}},
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -41,8 +42,9 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Put the generators back to a state of `rng_state`."""
     random.setstate(state["python"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    own = state["numpy"]
+    key = own["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**own, "state": {**own["state"], "key": key}})  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

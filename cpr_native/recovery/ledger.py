@@ -62,7 +62,7 @@ class LookupLedger:
     @property
     def unsaved(self) -> NDArray[np.int64]:
         """Lookups per shard that no commit contains, [shards], a copy."""
-        return self._open.copy()
+        return np.array(self._open)
 
     def add(self, counts: NDArray[np.int64]) -> None:
         """Count the lookups of one update, [shards]."""

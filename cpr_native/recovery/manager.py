@@ -14,7 +14,13 @@ from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import RecoveryReport, SaveReason, SaveReport
-from cpr_native.recovery.restore import check_shards, restore_point, restore_shards, restored_rows
+from cpr_native.recovery.restore import (
+    check_shards,
+    holds_commits,
+    restore_point,
+    restore_shards,
+    restored_rows,
+)
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Shard, make_shards
 from cpr_native.store import CheckpointStore, Placement, RestorePoint
@@ -132,7 +138,7 @@ class RecoveryManager:
             self._begin("base", "start")
 
     def _open_empty(self) -> None:
-        if not self._store.is_empty():
+        if holds_commits(self._store):
             raise ValueError(
                 f"{self._store.path} holds commits already; call resume() first to go on from them, "
                 "or use an empty directory"
@@ -243,10 +249,14 @@ class RecoveryManager:
         """
         if self._saves.writer is not None:
             raise ValueError("resume() goes before start() and step()")
-        if self._store.is_empty() and not required:
+        if not required and not holds_commits(self._store):
             return None
         started = perf_counter()
-        point = self._store.latest("exact" if self.policy.recovery == "full" else "running")
+        point = self._store.latest(
+            "exact" if self.policy.recovery == "full" else "running",
+            schema=self._tables.schema,
+            placement=self._placement,
+        )
         self._saves.writer = self._store.writer(self._tables.schema, self._placement)
         try:
             report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)

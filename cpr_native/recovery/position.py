@@ -78,10 +78,12 @@ class ResumableLoader(Generic[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batch handed out last, as plain values and tensors."""
+        generator = self._generator()
         return {
             "epoch": self._epoch,
             "batches": self._batches,
             "epoch_rng": self._epoch_rng,
+            "generator": None if generator is None or self._epoch_rng else generator.get_state(),
             "loader": self._loader.state_dict() if isinstance(self._loader, Stateful) else None,
         }
 
@@ -92,6 +94,9 @@ class ResumableLoader(Generic[Batch]):
             raise ValueError(f"the position was saved {'without' if stateful else 'with'} a stateful loader")
         self._epoch, self._batches = state_dict["epoch"], state_dict["batches"]
         self._epoch_rng = state_dict["epoch_rng"]
+        generator = self._generator()
+        if generator is not None and state_dict["generator"] is not None:
+            generator.set_state(state_dict["generator"])
         if isinstance(self._loader, Stateful):
             self._loader.load_state_dict(state_dict["loader"])
         self._reopen = True

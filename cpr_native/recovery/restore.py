@@ -8,7 +8,8 @@ from typing import TypedDict
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, decode
 from cpr_native.shard import DirtyRule, Restored, Shard, restore_rows
-from cpr_native.store import RestorePoint, StoreWriter
+from cpr_native.store import CheckpointStore, RestorePoint, StoreWriter
+from cpr_native.store.directory import Directory
 
 
 def restore_point(
@@ -42,6 +43,13 @@ def restore_point(
     tables.engine.step = point.engine["step"]
     dense.restore(state)
     return restored
+
+
+def holds_commits(store: CheckpointStore) -> bool:
+    """Return whether a save was ever committed to `store`, intact or damaged; raises OSError."""
+    damaged: list[str] = []
+    saves = Directory(store.path).history(damaged)
+    return next(saves, None) is not None or bool(damaged)
 
 
 def restore_shards(shards: Sequence[Shard], failed: Sequence[int]) -> list[Restored]:

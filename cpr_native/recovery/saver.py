@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native._native import Snapshot
+from cpr_native.errors import CprError
 from cpr_native.recovery.dense import encode
 from cpr_native.recovery.report import SaveReason, SaveReport
 from cpr_native.store import SegmentPart
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cpr_native.store import Save
 
 # Seconds to wait for a chunk before the parts gathered are written, which returns their staging memory.
-_CHUNK_TIMEOUT = 0.05
+_CHUNK_TIMEOUT = 0.1
 
 
 @dataclass(kw_only=True)
@@ -123,12 +124,16 @@ class BackgroundSaver:
     def _drain(self, snapshot: Snapshot, save: Save, lookups: NDArray[np.int64]) -> int:
         rows = 0
         while True:
-            chunk = snapshot.next_chunk(_CHUNK_TIMEOUT)
-            if chunk is None:
-                if snapshot.status != "taking":
-                    return rows
+            walking = snapshot.status == "walking"
+            try:
+                chunk = snapshot.next_chunk(_CHUNK_TIMEOUT)
+            except CprError:
+                if not walking:
+                    raise
                 save.flush()
                 continue
+            if chunk is None:
+                return rows
             lookups[chunk.shard] += int(chunk.count.sum(dtype=np.int64))
             rows += len(chunk.rows)
             save.add(

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpr_native.recovery.dense import DenseState, decode, encode, rng_state, set_rng_state
+
+
+class Position:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.at = state_dict["at"]
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+
+def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(torch.rand(8, 3)).square().mean().backward()
+    optimizer.step()
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_round_trip_is_bit_equal_with_pointers_kept() -> None:
+    net, position = model(), Position()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    dense = DenseState(net, (), optimizer=optimizer, loader=position)
+    train(net, optimizer)
+    position.at = 7
+    data = encode(dense.capture())
+    at_save = {key: value.clone() for key, value in net.state_dict().items()}
+    drawn = draw()
+    train(net, optimizer)
+    after = {key: value.clone() for key, value in net.state_dict().items()}
+    position.at = 9
+    pointers = [value.data_ptr() for value in net.state_dict().values()]
+    dense.restore(decode(data))
+    assert position.at == 7
+    assert [value.data_ptr() for value in net.state_dict().values()] == pointers
+    assert all(torch.equal(value, at_save[key]) for key, value in net.state_dict().items())
+    assert draw() == drawn
+    train(net, optimizer)
+    assert all(torch.equal(value, after[key]) for key, value in net.state_dict().items())
+
+
+def test_capture_aliases_nothing() -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    train(net, optimizer)
+    captured = DenseState(net, (), optimizer=optimizer, loader=None).capture()
+    before = encode(captured)
+    train(net, optimizer)
+    assert encode(captured) == before
+
+
+def test_generators_are_all_covered() -> None:
+    state = rng_state()
+    first = draw()
+    set_rng_state(state)
+    assert draw() == first
+
+
+def test_table_keys_are_left_out() -> None:
+    dense = DenseState(model(), ["0.weight", "0.bias"], optimizer=None, loader=None)
+    assert not {"0.weight", "0.bias"} & set(dense.capture()["model"])
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(3, 4)), "dense entries"),
+        (
+            torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)),
+            "0.weight is",
+        ),
+    ],
+)
+def test_another_model_is_refused_and_nothing_changes(other: torch.nn.Module, match: str) -> None:
+    data = encode(DenseState(model(), (), optimizer=None, loader=None).capture())
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    with pytest.raises(ValueError, match=match):
+        DenseState(other, (), optimizer=None, loader=None).restore(decode(data))
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+
+
+def test_missing_optimizer_or_position_is_refused() -> None:
+    net = model()
+    data = decode(encode(DenseState(net, (), optimizer=None, loader=None).capture()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="manager has a dense optimizer but the checkpoint has none"):
+        DenseState(net, (), optimizer=optimizer, loader=None).restore(data)
+    with pytest.raises(ValueError, match="manager has a dense position but the checkpoint has none"):
+        DenseState(net, (), optimizer=None, loader=Position()).restore(data)
+
+
+def test_state_that_could_not_be_read_back_is_refused_when_saved() -> None:
+    class Odd:
+        pass
+
+    with pytest.raises(TypeError, match="weights_only"):
+        encode({"position": random.Random(3)})
