@@ -1,0 +1,16 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind/register.hpp"
+#include "cpu/kernels.hpp"
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "The compiled engine of cpr_native: tables, trackers, snapshots and segment files.";
+  cpr::cpu::kernels();  // an unknown CPR_ISA fails the import
+  m.def("isa", [] { return std::string(cpr::cpu::kernels().name); }, "Name of the instruction set in use.");
+  m.def("supported_isas", &cpr::cpu::supported_levels, "Instruction sets of this machine, weakest first.");
+  cpr::register_errors(m);
+  cpr::register_collection(m);
+  cpr::register_snapshot(m);
+  cpr::register_store(m);
+}

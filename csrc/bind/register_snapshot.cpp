@@ -1,0 +1,137 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <optional>
+
+#include "bind/register.hpp"
+#include "bind/snapshot_handle.hpp"
+
+namespace py = pybind11;
+
+namespace cpr {
+
+SnapshotHandle::~SnapshotHandle() {
+  if (snapshot_ == nullptr) return;
+  if (!snapshot_->owned_by_this_process()) {
+    new std::shared_ptr<Snapshot>(std::move(snapshot_));  // see Snapshot::owned_by_this_process
+    return;
+  }
+  const py::gil_scoped_release release;
+  snapshot_->abort();
+}
+
+namespace {
+
+// A chunk as Python holds it: views keep the memory, the accessors end with close().
+class ChunkHandle {
+ public:
+  ChunkHandle(Chunk chunk, bool has_state) : chunk_(std::move(chunk)), has_state_(has_state) {}
+
+  int table() const { return open().buffer->table(); }
+  int64_t shard() const { return open().shard; }
+  py::array rows() const { return view(open().buffer->view().rows, {size()}); }
+  py::array weight() const {
+    const int64_t dim = open().buffer->dim();
+    return view(chunk_.buffer->view().weight, {size(), dim});
+  }
+  py::object state() const {
+    if (!has_state_) return py::none();
+    return view(open().buffer->view().state, {size()});
+  }
+  py::array count() const { return view(open().buffer->view().words, {size()}); }
+  void close() { chunk_.buffer.reset(); }
+
+ private:
+  const Chunk& open() const {
+    if (chunk_.buffer == nullptr) throw std::invalid_argument("chunk: expected an open one, got one after close()");
+    return chunk_;
+  }
+  int64_t size() const { return chunk_.end - chunk_.begin; }
+
+  template <typename T>
+  py::array view(const T* data, std::vector<int64_t> shape) const {
+    const int64_t row = shape.size() == 2 ? shape[1] : 1;
+    auto* owner = new StagingPtr(chunk_.buffer);
+    py::capsule capsule(owner, [](void* p) { delete static_cast<StagingPtr*>(p); });
+    py::array_t<T> array(shape, data + chunk_.begin * row, capsule);
+    array.attr("setflags")(py::arg("write") = false);
+    return array;
+  }
+
+  Chunk chunk_;
+  bool has_state_;
+};
+
+std::optional<ChunkHandle> next_chunk(SnapshotHandle& snapshot, std::optional<double> timeout) {
+  if (timeout.has_value() && !(*timeout >= 0.0)) {
+    throw std::invalid_argument("timeout: expected at least 0 s, got " + std::to_string(*timeout));
+  }
+  Chunk chunk;
+  bool found = false;
+  {
+    py::gil_scoped_release release;
+    found = snapshot->next_chunk(timeout.value_or(-1.0), &chunk);
+  }
+  if (!found) return std::nullopt;
+  const bool has_state = snapshot->has_state(chunk.buffer->table());
+  return ChunkHandle(std::move(chunk), has_state);
+}
+
+const char* status_name(Snapshot::Status status) {
+  switch (status) {
+    case Snapshot::Status::kWalking:
+      return "walking";
+    case Snapshot::Status::kComplete:
+      return "complete";
+    case Snapshot::Status::kCommitted:
+      return "committed";
+    case Snapshot::Status::kAborted:
+      break;
+  }
+  return "aborted";
+}
+
+}  // namespace
+
+void register_snapshot(py::module_& m) {
+  py::class_<ChunkHandle>(m, "Chunk")
+      .def_property_readonly("table", &ChunkHandle::table)
+      .def_property_readonly("shard", &ChunkHandle::shard)
+      .def_property_readonly("rows", &ChunkHandle::rows)
+      .def_property_readonly("weight", &ChunkHandle::weight)
+      .def_property_readonly("state", &ChunkHandle::state)
+      .def_property_readonly("count", &ChunkHandle::count)
+      .def("close", &ChunkHandle::close);
+
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<SnapshotHandle>(m, "Snapshot")
+      .def_property_readonly("step", [](const SnapshotHandle& s) { return s->step(); })
+      .def_property_readonly("status", [](const SnapshotHandle& s) { return status_name(s->status()); })
+      .def_property_readonly("expected_rows", [](const SnapshotHandle& s) { return s->expected_rows(); })
+      .def_property_readonly("rows_taken", [](const SnapshotHandle& s) { return s->rows_taken(); })
+      .def_property_readonly("stall_seconds", [](const SnapshotHandle& s) { return s->stall_seconds(); })
+      .def("next_chunk", &next_chunk, py::arg("timeout") = py::none())
+      .def(
+          "commit", [](SnapshotHandle& s) { s->commit(); }, release)
+      .def(
+          "abort", [](SnapshotHandle& s) { s->abort(); }, release)
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__",
+           [](SnapshotHandle& s) {
+             std::optional<ChunkHandle> chunk = next_chunk(s, std::nullopt);
+             if (!chunk.has_value()) throw py::stop_iteration();
+             return std::move(*chunk);
+           })
+      .def("__enter__", [](py::object self) { return self; })
+      .def(
+          "__exit__",
+          [](SnapshotHandle& s, const py::object&, const py::object&, const py::object&) {
+            const py::gil_scoped_release unlocked;
+            s->abort();
+          },
+          py::arg("exc_type"), py::arg("exc"), py::arg("traceback"));
+}
+
+}  // namespace cpr

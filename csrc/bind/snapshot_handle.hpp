@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "table/snapshot.hpp"
+
+namespace cpr {
+
+// Python's hold on a snapshot: one that is dropped unfinished is aborted, so that it can't block the next.
+class SnapshotHandle {
+ public:
+  explicit SnapshotHandle(std::shared_ptr<Snapshot> snapshot) : snapshot_(std::move(snapshot)) {}
+  ~SnapshotHandle();
+  SnapshotHandle(SnapshotHandle&& other) noexcept = default;
+  SnapshotHandle& operator=(SnapshotHandle&& other) noexcept = default;
+
+  Snapshot& operator*() const { return *snapshot_; }
+  Snapshot* operator->() const { return snapshot_.get(); }
+
+ private:
+  std::shared_ptr<Snapshot> snapshot_;
+};
+
+}  // namespace cpr

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/select.hpp"
+#include "core/word.hpp"
+
+// Plain views of a table's memory that kernels work on; the owners are in table/.
+namespace cpr {
+
+// Where rows met first by the update pass are copied to; `next` is claimed atomically and never exceeds `capacity`.
+struct StagingView {
+  int64_t* rows = nullptr;    // global ids
+  float* weight = nullptr;    // [capacity, dim]
+  float* state = nullptr;     // [capacity]
+  uint32_t* words = nullptr;  // word at begin
+  int64_t* next = nullptr;
+  int64_t capacity = 0;
+};
+
+// The sub-sampled used list: slots direct-mapped by row hash; an entry is row << 24 | step mod 2^24.
+struct SsuView {
+  uint64_t* slots = nullptr;  // nullptr: not tracked
+  uint32_t groups = 0;        // 64, or 1 for short lists; a group's slots belong to one partition
+  uint32_t slots_per_group = 0;
+  uint64_t key = 0;
+  int log2_period = 0;
+};
+
+inline constexpr uint64_t kEmptySlot = ~uint64_t{0};
+inline constexpr uint64_t kStampMask = (1U << 24) - 1;
+inline constexpr uint32_t kSsuGroups = 64;
+
+struct TableView {
+  float* weight = nullptr;
+  RowMeta* meta = nullptr;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  int64_t row_offset = 0;
+  bool mean = false;
+  bool track_dirty = false;
+  bool track_mfu = false;
+  uint32_t parity = 0;  // of a settled row
+  SelectRule rule;
+  StagingView staging;
+  SsuView ssu;
+};
+
+// What a unit of work changed, added to the table's totals when the unit ends.
+struct TrackerDelta {
+  int64_t dirty = 0;
+  int64_t listed = 0;
+  int64_t taken = 0;
+  int32_t histogram[kCountBuckets] = {};
+};
+
+CPR_INLINE uint64_t ssu_hash(const SsuView& ssu, uint64_t row) { return hash2(ssu.key, row); }
+
+CPR_INLINE uint32_t ssu_group(const SsuView& ssu, uint64_t hash) {
+  return ssu.groups == 1 ? 0 : static_cast<uint32_t>(hash >> 58);
+}
+
+CPR_INLINE uint64_t ssu_slot(const SsuView& ssu, uint64_t hash) {
+  const uint64_t within = ((hash & 0xffffffffU) * ssu.slots_per_group) >> 32;
+  return static_cast<uint64_t>(ssu_group(ssu, hash)) * ssu.slots_per_group + within;
+}
+
+// Brings the histogram and the totals from one word of a row to the next.
+CPR_INLINE void account(const TableView& t, uint32_t before, uint32_t after, TrackerDelta* delta) {
+  delta->dirty += static_cast<int>((after & kDirtyBit) != 0) - static_cast<int>((before & kDirtyBit) != 0);
+  delta->listed += static_cast<int>((after & kListedBit) != 0) - static_cast<int>((before & kListedBit) != 0);
+  if (t.track_mfu) {
+    --delta->histogram[count_bucket(before & kCountMask)];
+    ++delta->histogram[count_bucket(after & kCountMask)];
+  }
+}
+
+}  // namespace cpr

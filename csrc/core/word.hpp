@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+// A row's metadata: optimizer state and counter word in one 8-byte cell, so that tracking touches no cache line that
+// the optimizer does not touch anyway.
+namespace cpr {
+
+struct alignas(8) RowMeta {
+  float state;    // row-wise accumulator; unused by optimizers without state
+  uint32_t word;  // parity | dirty | listed | count
+};
+static_assert(sizeof(RowMeta) == 8);
+
+inline constexpr uint32_t kParityBit = 1U << 31;  // which snapshot settled the row last, modulo 2
+inline constexpr uint32_t kDirtyBit = 1U << 30;   // updated since the last base or delta
+inline constexpr uint32_t kListedBit = 1U << 29;  // holds a slot of the sub-sampled used list
+inline constexpr uint32_t kCountMask = kListedBit - 1;
+
+CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {
+  const uint64_t sum = (word & kCountMask) + n;
+  const uint32_t count = sum > kCountMask ? kCountMask : static_cast<uint32_t>(sum);
+  return (word & ~kCountMask) | count;
+}
+
+// Buckets of 1/8 octave: counts below 16 have a bucket each, then 8 buckets for every doubling.
+inline constexpr int kCountBuckets = 216;
+
+CPR_INLINE int count_bucket(uint32_t count) {
+  if (count < 8) return static_cast<int>(count);
+  const int log2 = 31 - __builtin_clz(count);
+  return 8 * (log2 - 2) + static_cast<int>((count >> (log2 - 3)) & 7U);
+}
+static_assert(8 * (28 - 2) + 7 == kCountBuckets - 1);
+
+CPR_INLINE uint32_t load_word(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+CPR_INLINE void store_word(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+
+}  // namespace cpr

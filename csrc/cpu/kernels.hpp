@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/types.hpp"
+#include "core/views.hpp"
+
+// The loops over ids and rows, compiled once per instruction set. Kernels check nothing but what they return, allocate
+// nothing and are noexcept; distinct units may run on distinct threads.
+namespace cpr::cpu {
+
+// A sort key: row << 32 | position in ids.
+struct KeySpan {
+  const uint64_t* keys = nullptr;
+  int64_t size = 0;
+};
+
+// One feature's bags [begin, end) of `batch`; positions in ids and bag numbers count over all features.
+struct LookupTask {
+  TableView table;
+  const void* ids = nullptr;
+  bool ids_are_64bit = false;
+  const int64_t* offsets = nullptr;  // of this feature's first bag in the range: end - begin + 1 values
+  const float* per_sample_weights = nullptr;
+  int64_t first_bag = 0;  // number of bag `begin` over all features
+  int64_t first_row = 0;  // `begin`: row of out
+  int64_t bags = 0;
+  float* out = nullptr;             // the feature's first column of row 0
+  int64_t out_stride = 0;           // floats
+  uint64_t* keys = nullptr;         // [num_ids], written for the range
+  uint32_t* bag_of = nullptr;       // [num_ids], written for the range
+  float* inverse_length = nullptr;  // [features * batch], written for the range if the table pools by mean
+};
+
+struct UpdateArgs {
+  TableView table;
+  Optimizer optimizer = Optimizer::kNone;
+  float learning_rate = 0.0F;
+  float eps = 0.0F;
+  float grad_scale = 1.0F;
+  const float* grad = nullptr;  // [batch, grad_stride]
+  int64_t grad_stride = 0;
+  int64_t batch = 0;
+  const int64_t* feature_column = nullptr;    // [features]: first column of a feature
+  int64_t only_feature = -1;                  // the table's feature, or -1 where several share it
+  const uint32_t* bag_of = nullptr;           // nullptr: every bag holds one id, bag number = position
+  const float* per_sample_weights = nullptr;  // [num_ids]
+  const float* inverse_length = nullptr;      // [features * batch], mean pooling
+  const uint64_t* sampled = nullptr;          // a bit per position, nullptr without SSU
+  uint64_t step = 0;
+  // Optimizer::kNone: unique rows and their gradients are written here in ascending order.
+  int64_t* out_rows = nullptr;
+  float* out_grad = nullptr;
+};
+
+// A thread's scratch; sized for the largest unit before kernels run.
+struct Workspace {
+  std::vector<uint64_t> keys_a;
+  std::vector<uint64_t> keys_b;
+  std::vector<float> sums;  // [kSumLevels, dim]
+  std::vector<int64_t> candidates;
+  void reserve(int64_t keys, int64_t dim);
+};
+
+struct Kernels {
+  const char* name;
+  // Position of the first id outside [0, num_rows) among [begin, end), or -1; writes keys of the range.
+  int64_t (*read_ids)(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows, uint64_t* keys);
+  void (*pool)(const LookupTask& task, float* sums);
+  // Sorts the unit's keys by row and updates each row once; returns the number of unique rows.
+  int64_t (*update)(const UpdateArgs& args, const KeySpan* spans, int num_spans, Workspace* workspace,
+                    TrackerDelta* delta);
+  // d loss / d per-sample weight of the positions of one feature: dot of the bag's output gradient and the row.
+  void (*weight_grad)(const UpdateArgs& args, const KeySpan& span, float* out);
+  bool (*all_finite)(const float* x, int64_t n);
+  void (*initialise)(const TableView& table, int64_t begin, int64_t end, uint64_t key, float low, float high,
+                     float state);
+};
+
+// Chosen once at import: the best level of this machine, or CPR_ISA. Throws std::invalid_argument for a level that is
+// unknown or that the machine doesn't have.
+const Kernels& kernels();
+std::vector<std::string> supported_levels();
+
+}  // namespace cpr::cpu

@@ -1,0 +1,134 @@
+// Collection::lookup: checks and copies the ids, pools the bags.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/ordered_sum.hpp"
+#include "cpu/thread_pool.hpp"
+#include "table/collection.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr int64_t kIdsWorthAThread = 2048;
+constexpr int64_t kMinBagsPerTask = 64;
+
+int64_t offset_at(const LookupInput& in, int64_t i) {
+  if (in.offsets == nullptr) return i * in.ids_per_bag;
+  return in.offsets_are_64bit ? static_cast<const int64_t*>(in.offsets)[i] : static_cast<const int32_t*>(in.offsets)[i];
+}
+
+struct Task {
+  int64_t feature = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t bad_offset = -1;
+  int64_t bad_position = -1;
+  bool unit_bags = true;
+};
+
+// Copies the range's offsets to `out` [end - begin + 1]; false with task->bad_offset set at the first that is out of
+// order.
+bool read_offsets(const LookupInput& in, int64_t first, int64_t count, int64_t* out, Task* task) {
+  bool ascending = true;
+  bool unit = true;
+  for (int64_t i = 0; i <= count; ++i) out[i] = offset_at(in, first + i);
+  for (int64_t i = 0; i < count; ++i) {
+    ascending &= out[i] <= out[i + 1];
+    unit &= out[i + 1] - out[i] == 1;
+  }
+  task->unit_bags = unit;
+  if (ascending && out[0] >= 0 && out[count] <= in.num_ids) return true;
+  int64_t bad = out[0] < 0 || out[0] > in.num_ids ? 0 : 1;
+  while (bad > 0 && bad < count && out[bad - 1] <= out[bad] && out[bad] <= in.num_ids) ++bad;
+  task->bad_offset = first + bad;
+  return false;
+}
+
+[[noreturn]] void throw_bad_offset(const LookupInput& in, int64_t i) {
+  const std::string got = std::to_string(offset_at(in, i));
+  const std::string before = i > 0 ? std::to_string(offset_at(in, i - 1)) : "0";
+  throw std::invalid_argument("offsets: expected ascending values from 0 to the number of ids " +
+                              std::to_string(in.num_ids) + ", got offsets[" + std::to_string(i) + "] = " + got +
+                              " after " + before);
+}
+
+}  // namespace
+
+void Collection::throw_bad_id(const LookupInput& in, int64_t feature, int64_t position) const {
+  const int64_t id =
+      in.ids_are_64bit ? static_cast<const int64_t*>(in.ids)[position] : static_cast<const int32_t*>(in.ids)[position];
+  const TableSpec& spec = tables_[static_cast<size_t>(features_[static_cast<size_t>(feature)])]->spec();
+  throw std::out_of_range("ids: expected 0 <= id < " + std::to_string(spec.num_embeddings) + " for table '" +
+                          spec.name + "', got id " + std::to_string(id) + " at position " + std::to_string(position));
+}
+
+std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
+  const int64_t features = num_features();
+  const int64_t bags = features * in.batch_size;
+  if (in.offsets != nullptr) {
+    if (offset_at(in, 0) != 0) {
+      throw std::invalid_argument("offsets: expected offsets[0] = 0, got " + std::to_string(offset_at(in, 0)));
+    }
+    if (offset_at(in, bags) != in.num_ids) {
+      throw std::invalid_argument("offsets: expected the last offset to be the number of ids " +
+                                  std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, bags)));
+    }
+  }
+  auto batch = std::make_shared<Batch>(batches_, this, in.num_ids, in.batch_size, features);
+  BatchBuffers& buffers = batch->buffers();
+  const int threads = static_cast<int>(std::clamp<int64_t>(in.num_ids / kIdsWorthAThread, 1, in.threads));
+  const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
+                                             std::max<int64_t>(1, in.batch_size / kMinBagsPerTask));
+  std::vector<Task> tasks;
+  for (int64_t f = 0; f < features; ++f) {
+    batch->feature_begin[static_cast<size_t>(f)] = offset_at(in, f * in.batch_size);
+    for (int64_t k = 0; k < blocks; ++k) {
+      tasks.push_back({f, in.batch_size * k / blocks, in.batch_size * (k + 1) / blocks, -1, -1, true});
+    }
+  }
+  batch->feature_begin[static_cast<size_t>(features)] = in.num_ids;
+
+  const size_t n = static_cast<size_t>(in.num_ids);
+  if (buffers.keys.size() < n) buffers.keys.resize(n);
+  if (buffers.bag_of.size() < n) buffers.bag_of.resize(n);
+  buffers.inverse_length.resize(static_cast<size_t>(bags));
+  buffers.offsets.resize(static_cast<size_t>(bags) + tasks.size());
+  batch->weighted = in.per_sample_weights != nullptr;
+  if (batch->weighted) buffers.per_sample_weights.assign(in.per_sample_weights, in.per_sample_weights + n);
+
+  cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int) {
+    Task& task = tasks[static_cast<size_t>(index)];
+    const int64_t first = task.feature * in.batch_size + task.begin;
+    int64_t* offsets = buffers.offsets.data() + first + index;
+    if (!read_offsets(in, first, task.end - task.begin, offsets, &task)) return;
+    cpu::LookupTask work;
+    work.table = tables_[static_cast<size_t>(features_[static_cast<size_t>(task.feature)])]->view();
+    work.bags = task.end - task.begin;
+    task.bad_position = cpu::kernels().read_ids(in.ids, in.ids_are_64bit, offsets[0], offsets[work.bags],
+                                                work.table.num_rows, buffers.keys.data());
+    if (task.bad_position >= 0) return;
+    work.offsets = offsets;
+    work.per_sample_weights = in.per_sample_weights;
+    work.first_bag = first;
+    work.first_row = task.begin;
+    work.out = in.out + feature_column_[static_cast<size_t>(task.feature)];
+    work.out_stride = output_dim_;
+    work.keys = buffers.keys.data();
+    work.bag_of = buffers.bag_of.data();
+    work.inverse_length = buffers.inverse_length.data();
+    thread_local std::vector<float> sums;  // not a workspace of the update: lookups may run beside each other
+    sums.resize(static_cast<size_t>(kSumLevels * work.table.dim));
+    cpu::kernels().pool(work, sums.data());
+  });
+  batch->unit_bags = true;
+  for (const Task& task : tasks) {
+    if (task.bad_offset >= 0) throw_bad_offset(in, task.bad_offset);
+    if (task.bad_position >= 0) throw_bad_id(in, task.feature, task.bad_position);
+    batch->unit_bags = batch->unit_bags && task.unit_bags;
+  }
+  return batch;
+}
+
+}  // namespace cpr

@@ -1,0 +1,50 @@
+#include "table/memory.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace cpr {
+
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+}
+
+// Aligns to the huge page by mapping one page more and unmapping the ends.
+HugeBuffer::HugeBuffer(size_t bytes) {
+  if (bytes == 0) return;
+  const bool huge = bytes >= kHugePage;
+  const size_t unit = huge ? kHugePage : 4096;
+  const size_t size = (bytes + unit - 1) / unit * unit;
+  const size_t mapped = huge ? size + kHugePage : size;
+  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) throw std::bad_alloc();
+  char* begin = static_cast<char*>(raw);
+  if (huge) {
+    char* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) & ~(kHugePage - 1));
+    if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
+    const size_t tail = mapped - static_cast<size_t>(aligned - begin) - size;
+    if (tail > 0) munmap(aligned + size, tail);
+    begin = aligned;
+    madvise(begin, size, MADV_HUGEPAGE);  // advice: without it the memory works, only slower
+  }
+  data_ = begin;
+  size_ = size;
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+HugeBuffer::HugeBuffer(HugeBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+}  // namespace cpr

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/select.hpp"
+#include "table/staging.hpp"
+#include "table/table.hpp"
+
+namespace cpr {
+
+// Rows [begin, end) of a staging buffer, all of one table and one shard.
+struct Chunk {
+  StagingPtr buffer;
+  int64_t shard = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// One snapshot from begin to commit or abort: every selected row as it was when it was constructed.
+//
+// Threads: constructed at a step boundary. The walk runs on a thread of its own (or inside start() if blocking) and
+// takes step_mutex only to seal what the update pass staged. next_chunk, commit and abort are called by one reader
+// thread at a time; reserve and fail by the training thread, reserve with step_mutex held.
+class Snapshot {
+ public:
+  enum class Status { kWalking, kComplete, kCommitted, kAborted };
+
+  struct Part {
+    Table* table = nullptr;
+    SelectRule rule;
+    int64_t expected_rows = 0;
+    int64_t shard_rows = 0;  // local rows per shard; 0: one shard
+  };
+
+  Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool);
+  ~Snapshot();
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  // Flips the parity of the tables that are taken and starts the walk. step_mutex is held unless blocking. If no thread
+  // can be started, throws with the parity as it was.
+  void start(bool blocking);
+
+  int64_t step() const { return step_; }
+  bool has_state(int table) const { return tables_[static_cast<size_t>(table)].part.table->has_state(); }
+  Status status() const;
+  std::vector<int64_t> expected_rows() const;
+  std::vector<int64_t> rows_taken() const;
+  double stall_seconds() const { return stall_seconds_.load(std::memory_order_relaxed); }
+
+  // Update pass: makes room for `rows` rows of every table in `needs` [tables], then hands out rule and staging. Waits
+  // for the reader beyond twice the pool's bound, which counts as a stall; throws StagingFull if no reader comes.
+  void reserve(const std::vector<int64_t>& needs);
+  void attach(int table, TableView* view) const;
+  bool walking() const { return !walked_.load(std::memory_order_acquire); }
+
+  // Rows were written behind the engine's back: the walk ends without taking more, and the reader gets `why` as an
+  // error.
+  void fail(const std::string& why);
+  void join();
+
+  // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, and on timeout
+  // (negative: none).
+  bool next_chunk(double timeout_seconds, Chunk* chunk);
+  // What the snapshot took is dropped; every chunk must have been handed out. Takes step_mutex.
+  void commit();
+  // What the snapshot took is merged back: dirty bits, counts, list entries. Finishes the walk. Takes step_mutex.
+  void abort();
+  bool finished() const;
+  // False in a forked child, where the walk's thread doesn't exist and locks may be held for ever: leave it alone
+  // there.
+  bool owned_by_this_process() const;
+
+ private:
+  struct TableTask {
+    Part part;
+    bool taken = false;  // takes part: the selection isn't none
+    StagingPtr touched;
+    std::atomic<int64_t> rows_staged{0};
+    // What abort merges back: rows whose word held anything. Owned by the reader.
+    std::vector<int64_t> log_rows;
+    std::vector<uint32_t> log_words;
+  };
+
+  void walk(bool blocking);
+  void walk_table(int index, bool blocking);
+  bool walk_row(int index, const TableView& view, int64_t row, StagingPtr* buffer, bool blocking, TrackerDelta* delta);
+  StagingPtr walk_buffer(int index, bool blocking);
+  void finish_walk();
+  void seal(StagingPtr buffer);
+  void log_buffer(const StagingBuffer& buffer);
+  void split(StagingPtr buffer);
+  std::string failure() const;
+  SelectRule current_rule(const TableTask& task) const;
+
+  std::deque<TableTask> tables_;
+  const int64_t step_;
+  std::mutex* const step_mutex_;
+  const std::shared_ptr<StagingPool> pool_;
+  std::unique_ptr<std::thread> walker_;
+  const pid_t owner_;
+  std::mutex join_mutex_;
+  std::atomic<bool> discard_{false};
+  std::atomic<bool> walked_{false};
+  std::atomic<double> stall_seconds_{0.0};
+
+  mutable std::mutex queue_mutex_;  // guards what follows
+  std::condition_variable queue_changed_;
+  std::deque<StagingPtr> sealed_;
+  Status status_ = Status::kWalking;
+  std::string failure_;
+  std::deque<Chunk> chunks_;  // reader only
+};
+
+}  // namespace cpr

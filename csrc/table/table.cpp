@@ -1,0 +1,170 @@
+#include "table/table.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "cpu/kernels.hpp"
+#include "cpu/thread_pool.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr int64_t kRowsPerTask = 1 << 15;
+constexpr int64_t kMinSlotsForGroups = 4096;
+
+SsuView make_ssu(const TableSpec& spec, uint64_t key) {
+  SsuView ssu;
+  ssu.key = hash2(key, 0x55U);
+  ssu.groups = kSsuGroups;
+  if (!spec.track_ssu) return ssu;
+  const int64_t capacity =
+      std::max<int64_t>(1, static_cast<int64_t>(spec.ssu_fraction * static_cast<double>(spec.num_embeddings)));
+  if (capacity < kMinSlotsForGroups) ssu.groups = 1;
+  ssu.slots_per_group = static_cast<uint32_t>(capacity / ssu.groups);
+  ssu.log2_period = std::countr_zero(static_cast<uint64_t>(spec.ssu_period));
+  return ssu;
+}
+
+}  // namespace
+
+Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed)
+    : spec_(std::move(spec)),
+      has_state_(optimizer.kind == Optimizer::kRowWiseAdagrad),
+      initial_state_(has_state_ ? optimizer.initial_state : 0.0F),
+      key_(table_key(seed, spec_.name)),
+      meta_(static_cast<size_t>(spec_.num_embeddings) * sizeof(RowMeta)),
+      ssu_(make_ssu(spec_, key_)) {
+  auto own = std::make_shared<HugeBuffer>(static_cast<size_t>(weight_bytes()));
+  weight_ = static_cast<float*>(own->data());
+  weight_owner_ = std::move(own);
+  if (spec_.track_ssu) {
+    slots_.assign(static_cast<size_t>(ssu_.groups) * ssu_.slots_per_group, kEmptySlot);
+    ssu_.slots = slots_.data();
+  }
+  histogram_[0].store(num_rows(), std::memory_order_relaxed);
+}
+
+TableView Table::view() const {
+  TableView v;
+  v.weight = weight_;
+  v.meta = meta();
+  v.num_rows = num_rows();
+  v.dim = dim();
+  v.row_offset = spec_.row_offset;
+  v.mean = spec_.pooling == Pooling::kMean;
+  v.track_dirty = spec_.track_dirty;
+  v.track_mfu = spec_.track_mfu;
+  v.parity = parity_;
+  v.ssu = ssu_;
+  return v;
+}
+
+void Table::bind_weight(float* weight, std::shared_ptr<void> owner) {
+  weight_ = weight;
+  weight_owner_ = std::move(owner);
+}
+
+void Table::initialise(int64_t begin, int64_t end) {
+  const TableView v = view();
+  const int64_t tasks = (end - begin + kRowsPerTask - 1) / kRowsPerTask;
+  const int threads = static_cast<int>(std::clamp<int64_t>(tasks, 1, 8));
+  cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
+    const int64_t first = begin + task * kRowsPerTask;
+    cpu::kernels().initialise(v, first, std::min(end, first + kRowsPerTask), key_, spec_.init_min, spec_.init_max,
+                              initial_state_);
+  });
+}
+
+uint64_t* Table::slot_of(int64_t row) {
+  return slots_.data() + ssu_slot(ssu_, ssu_hash(ssu_, static_cast<uint64_t>(row)));
+}
+
+void Table::set_word(int64_t row, uint32_t word) {
+  const uint32_t before = this->word(row);
+  uint32_t after = (before & kParityBit) | (word & ~kParityBit);
+  if ((after & kListedBit) != 0) {
+    // The step's stamp only tells rows that entered in the same step apart: at a boundary 0 serves.
+    if (slots_.empty()) {
+      after &= ~kListedBit;
+    } else {
+      uint64_t* slot = slot_of(row);
+      const int64_t holder = static_cast<int64_t>(*slot >> 24);
+      if (*slot != kEmptySlot && holder != row && (this->word(holder) & kListedBit) != 0) {
+        after &= ~kListedBit;
+      } else {
+        *slot = static_cast<uint64_t>(row) << 24;
+      }
+    }
+  }
+  store_word(&meta()[row].word, after);
+  TrackerDelta delta;
+  account(view(), before, after, &delta);
+  add(delta);
+}
+
+void Table::merge_word(int64_t row, uint32_t taken) {
+  uint32_t word = add_count(this->word(row), taken & kCountMask);
+  word |= taken & (kDirtyBit | kListedBit);
+  set_word(row, word);
+}
+
+void Table::mark_all_dirty() {
+  if (!spec_.track_dirty) return;
+  for (int64_t row = 0; row < num_rows(); ++row) {
+    uint32_t* cell = &meta()[row].word;
+    store_word(cell, load_word(cell) | kDirtyBit);
+  }
+  num_dirty_.store(num_rows(), std::memory_order_relaxed);
+}
+
+void Table::add(const TrackerDelta& delta) {
+  if (delta.dirty != 0) num_dirty_.fetch_add(delta.dirty, std::memory_order_relaxed);
+  if (delta.listed != 0) num_listed_.fetch_add(delta.listed, std::memory_order_relaxed);
+  for (int b = 0; b < kCountBuckets; ++b) {
+    if (delta.histogram[b] != 0) {
+      histogram_[static_cast<size_t>(b)].fetch_add(delta.histogram[b], std::memory_order_relaxed);
+    }
+  }
+}
+
+std::vector<int64_t> Table::histogram() const {
+  std::vector<int64_t> counts;
+  counts.reserve(kCountBuckets);
+  for (const auto& bucket : histogram_) counts.push_back(bucket.load(std::memory_order_relaxed));
+  return counts;
+}
+
+SelectRule Table::most_used(int64_t rows, uint64_t sequence, int64_t* expected) const {
+  SelectRule rule;
+  rule.kind = Select::kMostUsed;
+  rule.key = hash2(key_ + 1, sequence);
+  int64_t above = 0;
+  for (int b = kCountBuckets - 1; b > 0; --b) {
+    const int64_t inside = histogram_[static_cast<size_t>(b)].load(std::memory_order_relaxed);
+    if (above + inside > rows) {
+      const double fraction = static_cast<double>(rows - above) / static_cast<double>(inside);
+      rule.bucket = b;
+      rule.boundary = static_cast<uint64_t>(std::floor(fraction * 0x1p32));
+      *expected = rows;
+      return rule;
+    }
+    above += inside;
+  }
+  *expected = above;
+  return rule;
+}
+
+std::vector<int64_t> Table::listed_rows() const {
+  std::vector<int64_t> rows;
+  for (const uint64_t slot : slots_) {
+    const int64_t row = static_cast<int64_t>(slot >> 24);
+    if (slot != kEmptySlot && (word(row) & kListedBit) != 0) rows.push_back(row + spec_.row_offset);
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+}  // namespace cpr

@@ -1,0 +1,227 @@
+// Collection::update and what belongs to it: planning units, sampling, running kernels.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <stdexcept>
+#include <utility>
+
+#include "core/errors.hpp"
+#include "cpu/thread_pool.hpp"
+#include "table/collection.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr int64_t kIdsWorthAThread = 1024;
+constexpr int64_t kMinPartitioned = 8192;  // smaller units aren't worth splitting
+constexpr int64_t kSplitFloats = 1 << 16;
+
+bool all_finite(const float* x, int64_t n, int threads) {
+  const int64_t tasks = (n + kSplitFloats - 1) / kSplitFloats;
+  std::atomic<bool> finite{true};
+  cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
+    const int64_t begin = task * kSplitFloats;
+    if (!cpu::kernels().all_finite(x + begin, std::min(kSplitFloats, n - begin))) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load();
+}
+
+}  // namespace
+
+// A bit per position, the same for every table: bits are ANDed over log2(period) draws.
+void Collection::draw_samples(Batch* batch) {
+  if (!any_ssu_) return;
+  std::vector<uint64_t>& sampled = batch->buffers().sampled;
+  sampled.resize(static_cast<size_t>((batch->num_ids() + 63) / 64));
+  for (size_t block = 0; block < sampled.size(); ++block) {
+    sampled[block] = sample_bits(sample_key_, static_cast<uint64_t>(step_), block, log2_period_);
+  }
+}
+
+TableView Collection::update_view(int64_t index) {
+  TableView view = table(index).view();
+  if (active_ != nullptr && active_->walking()) active_->attach(static_cast<int>(index), &view);
+  return view;
+}
+
+// The update pass meets at most the batch's rows, and evicts at most as many from the list.
+void Collection::reserve_staging(const Batch& batch) {
+  if (active_ == nullptr || !active_->walking()) return;
+  std::vector<int64_t> needs(tables_.size(), 0);
+  for (int64_t f = 0; f < num_features(); ++f) {
+    const size_t i = static_cast<size_t>(f);
+    needs[static_cast<size_t>(features_[i])] += 2 * (batch.feature_begin[i + 1] - batch.feature_begin[i]);
+  }
+  active_->reserve(needs);
+}
+
+// Splits a table's keys by hash group, stable in position, so that threads share a large table: rows of one group, and
+// so of one slot of the list, stay in one unit.
+void Collection::partition(Batch* batch, int64_t index, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
+                           std::vector<Unit>* units) {
+  const SsuView ssu = table(index).view().ssu;
+  const int parts = std::min<int>(64, static_cast<int>(std::bit_ceil(static_cast<unsigned>(threads * 4))));
+  const int shift = 64 - std::countr_zero(static_cast<unsigned>(parts));
+  std::vector<cpu::KeySpan> pieces;
+  for (const cpu::KeySpan& span : spans) {
+    const int64_t piece = (span.size + threads - 1) / threads;
+    for (int64_t begin = 0; begin < span.size; begin += piece) {
+      pieces.push_back({span.keys + begin, std::min(piece, span.size - begin)});
+    }
+  }
+  const auto part_of = [&](uint64_t key) { return ssu_hash(ssu, key >> 32) >> shift; };
+  std::vector<std::vector<int64_t>> start(pieces.size(), std::vector<int64_t>(static_cast<size_t>(parts), 0));
+  cpu::parallel_for(static_cast<int64_t>(pieces.size()), threads, [&](int64_t p, int) {
+    const cpu::KeySpan& piece = pieces[static_cast<size_t>(p)];
+    for (int64_t i = 0; i < piece.size; ++i) ++start[static_cast<size_t>(p)][part_of(piece.keys[i])];
+  });
+  std::vector<uint64_t>& out = batch->buffers().partitioned;
+  const size_t base = out.size();
+  out.resize(base + static_cast<size_t>(n));
+  int64_t sum = static_cast<int64_t>(base);
+  for (size_t part = 0; part < static_cast<size_t>(parts); ++part) {
+    const int64_t begin = sum;
+    for (auto& counts : start) sum += std::exchange(counts[part], sum);
+    if (sum > begin) units->push_back({index, {{out.data() + begin, sum - begin}}, sum - begin});
+  }
+  cpu::parallel_for(static_cast<int64_t>(pieces.size()), threads, [&](int64_t p, int) {
+    const cpu::KeySpan& piece = pieces[static_cast<size_t>(p)];
+    std::vector<int64_t>& next = start[static_cast<size_t>(p)];
+    for (int64_t i = 0; i < piece.size; ++i) {
+      out[static_cast<size_t>(next[part_of(piece.keys[i])]++)] = piece.keys[i];
+    }
+  });
+}
+
+// A unit is a table, or a part of one that is too large for a thread's share. Largest first.
+std::vector<Collection::Unit> Collection::plan_units(Batch* batch, int threads, const std::vector<bool>& frozen) {
+  std::vector<Unit> units;
+  BatchBuffers& buffers = batch->buffers();
+  buffers.partitioned.clear();
+  buffers.partitioned.reserve(static_cast<size_t>(batch->num_ids()));
+  const int64_t share = batch->num_ids() / threads;
+  for (int64_t t = 0; t < num_tables(); ++t) {
+    if (frozen[static_cast<size_t>(t)]) continue;
+    Unit unit{t, {}, 0};
+    for (const int64_t f : features_of_table_[static_cast<size_t>(t)]) {
+      const int64_t begin = batch->feature_begin[static_cast<size_t>(f)];
+      const int64_t size = batch->feature_begin[static_cast<size_t>(f) + 1] - begin;
+      if (size > 0) unit.spans.push_back({buffers.keys.data() + begin, size});
+      unit.size += size;
+    }
+    const bool splits = threads > 1 && unit.size >= kMinPartitioned && 2 * unit.size > share;
+    if (splits && table(t).view().ssu.groups == kSsuGroups) {
+      partition(batch, t, std::move(unit.spans), unit.size, threads, &units);
+    } else if (unit.size > 0) {
+      units.push_back(std::move(unit));
+    }
+  }
+  std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.size > b.size; });
+  return units;
+}
+
+cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float* grad) {
+  BatchBuffers& buffers = batch->buffers();
+  const std::vector<int64_t>& features = features_of_table_[static_cast<size_t>(index)];
+  cpu::UpdateArgs args;
+  args.table = update_view(index);
+  args.optimizer = optimizer_.kind;
+  args.learning_rate = optimizer_.learning_rate;
+  args.eps = optimizer_.eps;
+  args.grad = grad;
+  args.grad_stride = output_dim_;
+  args.batch = batch->batch_size();
+  args.feature_column = feature_column_.data();
+  args.only_feature = features.size() == 1 ? features[0] : -1;
+  args.bag_of = batch->unit_bags ? nullptr : buffers.bag_of.data();
+  args.per_sample_weights = batch->weighted ? buffers.per_sample_weights.data() : nullptr;
+  args.inverse_length = args.table.mean && !batch->unit_bags ? buffers.inverse_length.data() : nullptr;
+  args.sampled = args.table.ssu.slots != nullptr ? buffers.sampled.data() : nullptr;
+  args.step = static_cast<uint64_t>(step_);
+  return args;
+}
+
+void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads,
+                           float grad_scale) {
+  if (units.empty()) return;
+  std::vector<cpu::UpdateArgs> args(tables_.size());
+  int64_t max_dim = 0;
+  for (int64_t t = 0; t < num_tables(); ++t) {
+    args[static_cast<size_t>(t)] = update_args(batch, t, grad);
+    args[static_cast<size_t>(t)].grad_scale = grad_scale;
+    max_dim = std::max(max_dim, table(t).dim());
+  }
+  for (int i = 0; i < threads; ++i) workspaces_[static_cast<size_t>(i)].reserve(units.front().size, max_dim);
+  cpu::parallel_for(static_cast<int64_t>(units.size()), threads, [&](int64_t index, int thread) {
+    const Unit& unit = units[static_cast<size_t>(index)];
+    TrackerDelta delta;
+    cpu::kernels().update(args[static_cast<size_t>(unit.table)], unit.spans.data(), static_cast<int>(unit.spans.size()),
+                          &workspaces_[static_cast<size_t>(thread)], &delta);
+    table(unit.table).add(delta);
+  });
+}
+
+bool Collection::update(Batch* batch, const float* grad, int threads, float grad_scale,
+                        const std::vector<bool>& frozen) {
+  check_owner("update");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_batch(*batch, "update");
+  threads = static_cast<int>(std::clamp<int64_t>(batch->num_ids() / kIdsWorthAThread, 1, threads));
+  if (!all_finite(grad, batch->batch_size() * output_dim_, threads)) {
+    batch->consumed = true;
+    ++skipped_steps_;
+    return false;
+  }
+  reserve_staging(*batch);
+  draw_samples(batch);
+  run_units(batch, plan_units(batch, threads, frozen), grad, threads, grad_scale);
+  batch->consumed = true;
+  ++step_;
+  return true;
+}
+
+int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std::vector<int64_t>* rows,
+                             std::vector<float>* values) {
+  check_owner("gradient");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_batch(*batch, "gradient");
+  std::vector<bool> others(tables_.size(), true);
+  others[static_cast<size_t>(index)] = false;
+  const std::vector<Unit> units = plan_units(batch, 1, others);
+  int64_t unique = 0;
+  if (!units.empty()) {
+    reserve_staging(*batch);
+    draw_samples(batch);
+    cpu::UpdateArgs args = update_args(batch, index, grad);
+    args.optimizer = Optimizer::kNone;
+    rows->resize(static_cast<size_t>(units[0].size));
+    values->resize(static_cast<size_t>(units[0].size * table(index).dim()));
+    args.out_rows = rows->data();
+    args.out_grad = values->data();
+    workspaces_[0].reserve(units[0].size, table(index).dim());
+    TrackerDelta delta;
+    unique = cpu::kernels().update(args, units[0].spans.data(), static_cast<int>(units[0].spans.size()),
+                                   &workspaces_[0], &delta);
+    table(index).add(delta);
+  }
+  rows->resize(static_cast<size_t>(unique));
+  values->resize(static_cast<size_t>(unique * table(index).dim()));
+  batch->consumed = true;
+  ++step_;
+  return unique;
+}
+
+void Collection::weight_grad(Batch* batch, const float* grad, float* out, int threads) {
+  check_batch(*batch, "per_sample_weight_grad");
+  cpu::parallel_for(num_features(), threads, [&](int64_t f, int) {
+    const int64_t begin = batch->feature_begin[static_cast<size_t>(f)];
+    const int64_t end = batch->feature_begin[static_cast<size_t>(f) + 1];
+    const cpu::UpdateArgs args = update_args(batch, features_[static_cast<size_t>(f)], grad);
+    cpu::kernels().weight_grad(args, {batch->buffers().keys.data() + begin, end - begin}, out);
+  });
+}
+
+}  // namespace cpr
