@@ -110,13 +110,13 @@ class ChainReader:
         return manifest
 
     def newest(self, skipped: list[str], below: int = naming.MAX_SEQUENCE + 1) -> tuple[Manifest, Ref] | None:
-        """Returns the intact commit of the highest sequence under `below`; `skipped` gets what it passes over."""
+        """Returns the intact commit of the highest sequence under `below`; `skipped` says what was passed."""
         for sequence in reversed(self.sequences):
             if sequence < below:
                 try:
                     return self.load(sequence)
                 except CorruptionError as error:
-                    _note(skipped, error)
+                    note(skipped, error)
         return None
 
     def is_pruned(self, ref: Ref) -> bool:
@@ -160,6 +160,7 @@ def check_base_rows(manifest: Manifest, shard: int) -> None:
             )
 
 
-def _note(skipped: list[str], error: Exception) -> None:
+def note(skipped: list[str], error: Exception) -> None:
+    """Adds the message of `error` to `skipped` unless it is there."""
     if str(error) not in skipped:
         skipped.append(str(error))

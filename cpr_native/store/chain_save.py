@@ -83,9 +83,9 @@ class ChainSave:
             raise CprError(f"{self._chain}: this save was committed or dropped")
 
     def add(self, part: SegmentPart) -> None:
-        """Takes a part over, to be closed once its bytes are durable; writes a segment when enough is together.
+        """Takes a part over, to be closed once its bytes are durable; writes a segment when it is full.
 
-        Raises ValueError, TypeError or IndexError for a part that does not fit (it stays the caller's); OSError.
+        Raises ValueError or TypeError for a part that does not fit (it stays the caller's); OSError.
         """
         self._check_open()
         if part.shard != self._shard:

@@ -13,9 +13,10 @@ from cpr_native.errors import CorruptionError, CprError, ForkedProcessError
 from cpr_native.store import files, naming
 from cpr_native.store.chain import ChainReader, Identity, exact_ref
 from cpr_native.store.chain_save import ChainSave, commit_manifest
+from cpr_native.store.checks import check_count
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, check_json
-from cpr_native.store.schema import CollectionSchema, Placement, _check_count
+from cpr_native.store.schema import CollectionSchema, Placement
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 
@@ -30,12 +31,13 @@ class _Position:
 
 
 class ChainWriter:
-    """The one writer of a chain: takes its lock, fences older writers with an epoch commit, removes their remains.
+    """The one writer of a chain: takes its lock, fences older writers by an epoch, removes their remains.
 
     Over an existing history only a base may be saved until `rollback` has attached to a commit of it.
-    Methods are called from one thread at a time and only in the process that opened it. Raises LockedError;
-    SchemaMismatchError for the chain of another run, model or placement; CorruptionError when manifests exist and
-    none is intact; OSError.
+    Methods are called from one thread at a time and only in the process that opened it.
+
+    Raises LockedError; SchemaMismatchError for the chain of another run, model or placement; CorruptionError
+    when manifests exist and none is intact; OSError.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class ChainWriter:
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> None:
         placement.check_covers(schema)
-        _check_count("max_segment_bytes", max_segment_bytes, 1)
+        check_count("max_segment_bytes", max_segment_bytes, 1)
         self.shard = naming.shard_of(chain)
         if self.shard is not None and self.shard >= placement.shards:
             raise IndexError(f"shard {self.shard} of {placement.shards}")
@@ -82,7 +84,7 @@ class ChainWriter:
         self._position = _Position()
         if newest is not None:
             self._position = _Position(newest[1], newest[0].parent, exact_ref(*newest))
-        self._attached = newest is None
+        self._attached = _is_empty(reader, newest)
         used = [naming.parse(name) for d in (naming.MANIFESTS, naming.SEGMENTS) for name in self._list(d)]
         self._next_sequence = 1 + max((p.sequence for p in used if p), default=0)
         step, samples = (newest[0].step, newest[0].samples) if newest else (0, 0)
@@ -115,13 +117,13 @@ class ChainWriter:
             raise ForkedProcessError(f"{self.path}: the writer belongs to process {self._pid}")
 
     def permits(self, kind: str) -> bool:
-        """Whether a save of `kind` may be committed now: a base always, a delta after a base of this history."""
+        """Whether a save of `kind` may be committed now: always a base, a delta only after one."""
         if kind == "delta":
             return self._attached and self._position.exact is not None
         return self._attached or kind == "base"
 
     def require_base(self) -> None:
-        """Makes the next delta be refused until a base is saved: rows in memory are not what the chain says."""
+        """Makes deltas be refused until the next base: rows in memory are not what the chain says."""
         self._position.exact = None
 
     def begin(
@@ -135,8 +137,8 @@ class ChainWriter:
         self.check_process()
         if kind not in DATA_KINDS:
             raise ValueError(f"kind: expected one of {DATA_KINDS}, got {kind!r}")
-        _check_count("step", step, 0)
-        _check_count("samples", samples, 0)
+        check_count("step", step, 0)
+        check_count("samples", samples, 0)
         engine = {} if engine is None else dict(engine)
         check_json("engine", engine)
         if self._save is not None:
@@ -157,9 +159,9 @@ class ChainWriter:
     def rollback(
         self, target: Ref | None, *, exact: bool = True, commits: Mapping[int, Ref] | None = None
     ) -> Ref:
-        """Commits that history goes on from the commit `target` (None: from the present head), and attaches to it.
+        """Commits that history goes on from `target` (None: from the present head), and attaches to it.
 
-        exact: False when what was restored is not what base and deltas give; the next save must then be a base.
+        exact: False when the rows restored are not what base and deltas give: the next save must be a base.
         commits: of the shards, for the global chain. Raises CorruptionError, FencedError, OSError.
         """
         self.check_process()
@@ -218,3 +220,14 @@ class ChainWriter:
             placement=self.identity.placement,
             **more,
         )
+
+
+def _is_empty(reader: ChainReader, newest: tuple[Manifest, Ref] | None) -> bool:
+    """Whether the history holds nothing but epochs: writers that never saved."""
+    manifest = None if newest is None else newest[0]
+    try:
+        while manifest is not None and manifest.kind == "epoch":
+            manifest = None if manifest.parent is None else reader.follow(manifest.parent)
+    except CorruptionError:
+        return False
+    return manifest is None

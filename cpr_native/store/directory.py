@@ -13,7 +13,7 @@ from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
 from cpr_native.store.chain import ChainReader
 from cpr_native.store.manifest import DATA_KINDS, Manifest, Ref
-from cpr_native.store.restore import Mode, RestorePlan, _before, exact_plan, running_plan
+from cpr_native.store.restore import Mode, RestorePlan, before, exact_plan, running_plan
 from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.segment import read_dense
 
@@ -27,7 +27,7 @@ class Directory:
         self._shards: dict[int, ChainReader] = {}
 
     def shard(self, shard: int) -> ChainReader:
-        """Returns the reader of a shard's chain; commits of another run or schema than the global chain's are refused."""
+        """Returns the reader of a shard's chain; commits of another run or schema are refused."""
         if shard not in self._shards:
             self._shards[shard] = ChainReader(self.path, naming.shard_chain(shard), self.whole.identity)
         return self._shards[shard]
@@ -42,7 +42,7 @@ class Directory:
             manifest, ref = at
             if manifest.kind in DATA_KINDS:
                 yield manifest, ref
-            at, _ = _before(self.whole, manifest, skipped)
+            at, _ = before(self.whole, manifest, skipped)
             if at is None and manifest.parent is not None:
                 at = self.whole.newest(skipped, below=manifest.sequence)
 

@@ -1,4 +1,4 @@
-"""Every system call of the store but the segment writer's: reads refuse links, writes are durable when they return."""
+"""The store's system calls but the segment writer's. Reads refuse links; a write is durable on return."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
         data = np.empty(status.st_size, np.uint8)
         filled = 0
         while filled < data.size:
-            got = os.readv(descriptor, [memoryview(data)[filled:]])
+            got = os.readv(descriptor, [data[filled:].data])
             if got == 0:
                 raise OSError(errno.EIO, f"file ends after {filled} of {data.size} bytes")
             filled += got
@@ -97,7 +97,7 @@ def _read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Creates `path`, which must not exist, with `data` and syncs it; on OSError the file is removed again."""
+    """Creates `path`, which must not exist, with `data` and syncs it; on OSError removes it again."""
     descriptor = os.open(path, _CREATE, 0o666)
     try:
         try:

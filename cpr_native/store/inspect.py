@@ -32,7 +32,7 @@ class CommitSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainSummary:
-    """One chain ("global" or "shards/<id>"), oldest commit first. `unfinished`: files of saves never committed."""
+    """One chain ("global" or "shards/<id>"), oldest commit first; `unfinished` are files never committed."""
 
     chain: str
     commits: tuple[CommitSummary, ...]
@@ -42,7 +42,7 @@ class ChainSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class DirectorySummary:
-    """A checkpoint directory by its manifests; `problems` are those of reading them (`verify` reads the rest)."""
+    """A checkpoint directory by its manifests; `problems` are those of reading them alone."""
 
     path: str
     run_id: str
@@ -53,7 +53,10 @@ class DirectorySummary:
 
 
 def inspect(path: str | os.PathLike[str]) -> DirectorySummary:
-    """Returns what the manifests say; segments are not read. Raises NoCheckpointError when none is intact, OSError."""
+    """Returns what the manifests say; segments are not read.
+
+    Raises NoCheckpointError when no global one is intact, OSError.
+    """
     directory = Directory(Path(path))
     identity = directory.whole.identity
     if identity is None:
@@ -71,11 +74,11 @@ def inspect(path: str | os.PathLike[str]) -> DirectorySummary:
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
-    """Reads every byte of every commit, abandoned ones too; returns the problems found, none if all is intact.
+    """Reads every byte of every commit, abandoned ones too; returns the problems found.
 
-    Checked: each file's CRC, size and bounds; schema, placement and run the same everywhere; rows within shard and
-    table; parents and shard commits present and the very ones named; no foreign file. Files of unfinished saves are
-    no problem. Raises NoCheckpointError when `path` holds no commit at all; OSError.
+    Checked: each file's CRC, size and bounds; schema, placement and run the same everywhere; rows within
+    shard and table; parents and shard commits present and the very ones named; no foreign file. Files of
+    unfinished saves are no problem. Raises NoCheckpointError when `path` holds no commit at all; OSError.
     """
     directory = Directory(Path(path))
     readers = _readers(directory)
@@ -119,7 +122,8 @@ def _shard_names(path: Path) -> list[str]:
 def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) -> list[str]:
     problems = []
     for ref in (manifest.parent, manifest.grandparent, manifest.exact_parent):
-        if ref is not None and not reader.is_pruned(ref):
+        needed = ref == manifest.exact_parent and manifest.kind != "base" and reader.shard is not None
+        if ref is not None and (needed or not reader.is_pruned(ref)):
             try:
                 reader.follow(ref)
             except CorruptionError as error:

@@ -16,7 +16,8 @@ from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
-from cpr_native.store.schema import CollectionSchema, Placement, _check_count, _check_text, _exact_fields
+from cpr_native.store.checks import check_count, check_text, exact_fields
+from cpr_native.store.schema import CollectionSchema, Placement
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -65,8 +66,8 @@ class Ref:
     @classmethod
     def from_json(cls, data: object) -> Ref:
         """Returns the reference that `to_json` wrote; raises ValueError or TypeError."""
-        values = _exact_fields("reference", data, ["sequence", "crc32c"])
-        _check_count("reference sequence", values["sequence"], 1)
+        values = exact_fields("reference", data, ["sequence", "crc32c"])
+        check_count("reference sequence", values["sequence"], 1)
         return cls(sequence=values["sequence"], crc=_parse_crc(values["crc32c"]))
 
 
@@ -86,17 +87,17 @@ class SegmentRecord:
     @classmethod
     def from_json(cls, data: object, sequence: int) -> SegmentRecord:
         """Returns the record that `to_json` wrote for commit `sequence`; raises ValueError or TypeError."""
-        values = _exact_fields("segment", data, ["name", "size", "crc32c", "rows"])
-        _check_text("segment name", values["name"])
+        values = exact_fields("segment", data, ["name", "size", "crc32c", "rows"])
+        check_text("segment name", values["name"])
         parsed = naming.parse(values["name"])
         if parsed is None or parsed.what != "segment" or parsed.sequence != sequence:
             raise ValueError(f"segment name: expected one of commit {sequence}, got {values['name']!r}")
-        _check_count("segment size", values["size"], 0)
+        check_count("segment size", values["size"], 0)
         if not isinstance(values["rows"], dict):
             raise TypeError("segment rows: expected an object")
         for table, rows in values["rows"].items():
-            _check_text("segment table", table)
-            _check_count(f"segment rows of table {table!r}", rows, 0)
+            check_text("segment table", table)
+            check_count(f"segment rows of table {table!r}", rows, 0)
         return cls(
             name=values["name"], size=values["size"], crc=_parse_crc(values["crc32c"]), rows=values["rows"]
         )
@@ -231,13 +232,13 @@ def _from_json(data: object) -> Manifest:
         raise ValueError(
             f"format version: this release reads {FORMAT_VERSION}, got {data.get('format_version')}"
         )
-    values = _exact_fields("manifest", data, _FIELDS)
-    naming.shard_of(values["chain"]) if isinstance(values["chain"], str) else _check_text(
+    values = exact_fields("manifest", data, _FIELDS)
+    naming.shard_of(values["chain"]) if isinstance(values["chain"], str) else check_text(
         "chain", values["chain"]
     )
-    _check_text("run_id", values["run_id"])
+    check_text("run_id", values["run_id"])
     for name, least in (("sequence", 1), ("incarnation", 1), ("step", 0), ("samples", 0)):
-        _check_count(name, values[name], least)
+        check_count(name, values[name], least)
     if values["kind"] not in KINDS:
         raise ValueError(f"kind: expected one of {KINDS}, got {values['kind']!r}")
     for name, kind in (

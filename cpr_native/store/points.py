@@ -8,17 +8,17 @@ from pathlib import Path
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import naming
-from cpr_native.store.chain import _note
+from cpr_native.store.chain import note
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.directory import Directory, RestorePoint
 from cpr_native.store.manifest import EXACT_KINDS
-from cpr_native.store.restore import Mode, RestorePlan, _refusal, running_plan
+from cpr_native.store.restore import Mode, RestorePlan, refusal, running_plan
 from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.writer import StoreWriter
 
 
 class CheckpointStore:
-    """A checkpoint directory. Making the object touches nothing; the directory appears with its first writer."""
+    """A checkpoint directory. Making the object touches nothing; the first writer makes the directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -34,8 +34,8 @@ class CheckpointStore:
     ) -> StoreWriter:
         """Opens the directory for writing: locks every chain, fences older writers, removes unfinished saves.
 
-        run_id: None takes that of the directory, or a new one if it is empty. keep: after each base, only what the
-        newest `keep` intact exact points (and running restores) need is kept; None keeps all.
+        run_id: None takes that of the directory, or a new one if it is empty.
+        keep: after each base, only what the newest `keep` intact exact points need is kept; None keeps all.
         Raises LockedError; SchemaMismatchError naming table and field; CorruptionError; OSError; ValueError.
         """
         return StoreWriter(
@@ -51,7 +51,7 @@ class CheckpointStore:
         run_id: str | None = None,
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> ChainWriter:
-        """Opens one chain only (None: the global one), for a process that holds one shard. Raises as `writer`."""
+        """Opens one chain only (None: the global one), for a process that holds one shard; see `writer`."""
         chain = naming.GLOBAL if shard is None else naming.shard_chain(shard)
         return ChainWriter(
             self.path,
@@ -85,8 +85,9 @@ class CheckpointStore:
     ) -> RestorePoint:
         """Returns the newest point that is intact to the last byte; every file it needs is read for that.
 
-        "exact": the newest base or delta whose chain is intact. "running": the newest save of any kind with intact
-        dense state, and of every shard what is newest and intact. schema, placement: of the caller's model.
+        "exact": the newest base or delta whose chain is intact. "running": the newest save of any kind with
+        intact dense state, and of every shard what is newest and intact.
+        schema, placement: of the caller's model.
         Raises NoCheckpointError: nothing valid, with the reasons; SchemaMismatchError; OSError; ValueError.
         """
         if mode not in ("exact", "running"):
@@ -106,15 +107,13 @@ class CheckpointStore:
                 plan = point.plan()
                 plan.verify()
             except CorruptionError as error:
-                _note(skipped, error)
+                note(skipped, error)
                 continue
             return replace(point, skipped=(*skipped, *plan.skipped))
-        raise NoCheckpointError(
-            _refusal(f"{self.path}: no checkpoint that can be restored ({mode})", skipped)
-        )
+        raise NoCheckpointError(refusal(f"{self.path}: no checkpoint that can be restored ({mode})", skipped))
 
     def shard_plan(self, shard: int) -> RestorePlan:
-        """Returns the newest intact rows of one shard, whatever the global commits say: for a partial recovery.
+        """Returns the newest intact rows of one shard, whatever the global commits say (partial recovery).
 
         Every byte is verified here. Raises NoCheckpointError, OSError, ValueError.
         """

@@ -1,4 +1,4 @@
-"""What to load, in which order, for one restore; verified to the last byte before the first row is written."""
+"""What to load, in which order, for one restore; verified wholly before the first row is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
-from cpr_native.store.chain import ChainReader, _note, exact_ref
+from cpr_native.store.chain import ChainReader, exact_ref, note
 from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref, SegmentRecord
 from cpr_native.store.segment import read_rows
 
@@ -53,7 +53,7 @@ class PlannedSegment:
 class ChainPlan:
     """The commits of one chain that a restore needs, oldest first, and where its history goes on after it.
 
-    `head` is the commit restored to and `exact` the newest base or delta in it (None: the next save must be a base).
+    `head` is the commit restored to, `exact` the newest base or delta in it (None: save a base next).
     `broken`: a damaged base or delta was left out. `complete`: the chain has a base.
     """
 
@@ -68,7 +68,7 @@ class ChainPlan:
 
 
 def exact_plan(reader: ChainReader, shard: int, ref: Ref) -> ChainPlan:
-    """Returns base and deltas up to the commit `ref`; priority commits are not looked at. Raises CorruptionError."""
+    """Returns base and deltas up to the commit `ref`, no priority commits. Raises CorruptionError."""
     exact = exact_ref(reader.follow(ref), ref)
     commits: list[Manifest] = []
     link = exact
@@ -92,7 +92,7 @@ def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
     skipped: list[str] = []
     at = reader.newest(skipped)
     if at is None:
-        raise NoCheckpointError(_refusal(f"{reader.path}: no intact commit", skipped))
+        raise NoCheckpointError(refusal(f"{reader.path}: no intact commit", skipped))
     head, exact = at[1], exact_ref(*at)
     commits: list[Manifest] = []
     have_delta = broken = complete = False
@@ -106,13 +106,13 @@ def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
                 have_delta |= is_exact
                 complete = manifest.kind == "base"
             except CorruptionError as error:
-                _note(skipped, error)
+                note(skipped, error)
                 broken |= is_exact
         if not complete:
-            at, lost_exact = _before(reader, manifest, skipped)
+            at, lost_exact = before(reader, manifest, skipped)
             broken |= lost_exact
     if broken and not complete:
-        raise NoCheckpointError(_refusal(f"{reader.path}: no intact base before the damage", skipped))
+        raise NoCheckpointError(refusal(f"{reader.path}: no intact base before the damage", skipped))
     return ChainPlan(
         reader=reader,
         shard=shard,
@@ -125,10 +125,10 @@ def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
     )
 
 
-def _before(
+def before(
     reader: ChainReader, manifest: Manifest, skipped: list[str]
 ) -> tuple[tuple[Manifest, Ref] | None, bool]:
-    """Returns the commit before `manifest`, around a damaged one, and whether a base or delta was lost on the way."""
+    """Returns the commit before `manifest`, around a damaged one, and whether a base or delta was lost."""
     links = [
         link for link in (manifest.parent, manifest.grandparent, manifest.exact_parent) if link is not None
     ]
@@ -137,7 +137,7 @@ def _before(
             found = reader.follow(link)
         except CorruptionError as error:
             if not reader.is_pruned(link):
-                _note(skipped, error)
+                note(skipped, error)
             continue
         # Past a damaged parent: it was a base or delta if it is the exact parent that could not be read.
         lost = manifest.exact_parent is not None and link.sequence < manifest.exact_parent.sequence
@@ -145,7 +145,8 @@ def _before(
     return None, manifest.exact_parent is not None
 
 
-def _refusal(what: str, skipped: Sequence[str]) -> str:
+def refusal(what: str, skipped: Sequence[str]) -> str:
+    """Returns one line: what is refused, and the reasons."""
     return what + "".join(f"; {message}" for message in skipped)
 
 
@@ -169,7 +170,7 @@ class RestorePlan:
 
     @property
     def complete(self) -> bool:
-        """Whether every chain has a base; if not, rows never saved are for the caller to set to their initial values."""
+        """Whether every chain has a base; if not, the caller resets the rows before they are applied."""
         return all(chain.complete for chain in self.chains)
 
     @property

@@ -15,8 +15,8 @@ from cpr_native.store.restore import RestorePlan
 def prune(path: Path, keep: int) -> None:
     """Removes what is older than the newest `keep` exact points need, and abandoned branches after that.
 
-    Called by the writer, which holds the locks. The points kept are read and verified to the last byte first: with
-    fewer than `keep` intact ones nothing is removed. A running restore needs nothing older than the newest of them.
+    Called by the writer, which holds the locks. The points kept are read and verified to the last byte first:
+    with fewer than `keep` intact ones nothing is removed. A running restore needs nothing older than they do.
     An interruption leaves whole commits, or segments without a manifest, which the next writer removes.
     Raises OSError.
     """

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cpr_native.errors import SchemaMismatchError
-
-_MAX_COUNT = 2**62
-_MAX_NAME = 1024
-
-
-def _check_count(what: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what}: expected an int, got {type(value).__name__}")
-    if not least <= value <= _MAX_COUNT:
-        raise ValueError(f"{what}: expected {least}..2**62, got {value}")
-
-
-def _check_text(what: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{what}: expected a str, got {type(value).__name__}")
-    if not 0 < len(value) <= _MAX_NAME or not value.isprintable():
-        raise ValueError(f"{what}: expected 1..{_MAX_NAME} printable characters, got {value!r}")
-
-
-def _check_float(what: str, value: object) -> None:
-    if not isinstance(value, float):
-        raise TypeError(f"{what}: expected a float, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"{what}: expected a finite number, got {value}")
-
-
-def _exact_fields(what: str, data: object, names: list[str]) -> dict[str, Any]:
-    if not isinstance(data, dict) or sorted(data) != sorted(names):
-        got = sorted(data) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{what}: expected the fields {sorted(names)}, got {got}")
-    return data
+from cpr_native.store.checks import check_count, check_float, check_text, exact_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +21,11 @@ class TableSchema:
     init_max: float
 
     def __post_init__(self) -> None:
-        _check_text("table name", self.name)
-        _check_count(f"table {self.name!r}: rows", self.rows, 1)
-        _check_count(f"table {self.name!r}: dim", self.dim, 1)
-        _check_float(f"table {self.name!r}: init_min", self.init_min)
-        _check_float(f"table {self.name!r}: init_max", self.init_max)
+        check_text("table name", self.name)
+        check_count(f"table {self.name!r}: rows", self.rows, 1)
+        check_count(f"table {self.name!r}: dim", self.dim, 1)
+        check_float(f"table {self.name!r}: init_min", self.init_min)
+        check_float(f"table {self.name!r}: init_max", self.init_max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +50,7 @@ class CollectionSchema:
             raise ValueError(f"optimizer: expected sgd, row_wise_adagrad or none, got {self.optimizer!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed: expected an int, got {type(self.seed).__name__}")
-        _check_float("initial_state", self.initial_state)
+        check_float("initial_state", self.initial_state)
 
     @property
     def has_state(self) -> bool:
@@ -104,12 +73,12 @@ class CollectionSchema:
     @classmethod
     def from_json(cls, data: object) -> CollectionSchema:
         """Returns the schema that `to_json` wrote; raises ValueError or TypeError for anything else."""
-        values = dict(_exact_fields("schema", data, [field.name for field in fields(cls)]))
+        values = dict(exact_fields("schema", data, [field.name for field in fields(cls)]))
         if not isinstance(values["tables"], list):
             raise TypeError("schema: tables must be a list")
         names = [field.name for field in fields(TableSchema)]
         values["tables"] = tuple(
-            TableSchema(**_exact_fields("schema table", table, names)) for table in values["tables"]
+            TableSchema(**exact_fields("schema table", table, names)) for table in values["tables"]
         )
         return cls(**values)
 
@@ -133,7 +102,7 @@ class CollectionSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Which shard holds which rows. "contiguous_rows": shard i of a table holds the i-th block of `block` rows.
+    """Which shard holds which rows. "contiguous_rows": shard i holds the i-th block of rows of every table.
 
     `blocks` maps each table to its block size in rows; the last block may be short and blocks past the
     end are empty. TorchRec's row-wise sharding is ceil(rows / shards).
@@ -146,16 +115,16 @@ class Placement:
     def __post_init__(self) -> None:
         if self.strategy != "contiguous_rows":
             raise ValueError(f"placement strategy: expected contiguous_rows, got {self.strategy!r}")
-        _check_count("placement shards", self.shards, 1)
+        check_count("placement shards", self.shards, 1)
         object.__setattr__(self, "blocks", dict(self.blocks))
         for name, block in self.blocks.items():
-            _check_text("placement table", name)
-            _check_count(f"placement block of table {name!r}", block, 1)
+            check_text("placement table", name)
+            check_count(f"placement block of table {name!r}", block, 1)
 
     @classmethod
     def contiguous(cls, schema: CollectionSchema, shards: int) -> Placement:
         """Returns blocks of ceil(rows / shards) rows for every table of `schema`."""
-        _check_count("placement shards", shards, 1)
+        check_count("placement shards", shards, 1)
         return cls(shards=shards, blocks={t.name: -(-t.rows // shards) for t in schema.tables})
 
     def row_range(self, schema: CollectionSchema, table: str, shard: int) -> tuple[int, int]:
@@ -185,7 +154,7 @@ class Placement:
             block = self.blocks.get(name)
             if other.blocks.get(name) != block:
                 raise SchemaMismatchError(
-                    f"{where}: table {name!r}: placement block: expected {block}, got {other.blocks.get(name)}"
+                    f"{where}: table {name!r}: block: expected {block}, got {other.blocks.get(name)}"
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -195,7 +164,7 @@ class Placement:
     @classmethod
     def from_json(cls, data: object) -> Placement:
         """Returns the placement that `to_json` wrote; raises ValueError or TypeError for anything else."""
-        values = _exact_fields("placement", data, ["strategy", "shards", "blocks"])
+        values = exact_fields("placement", data, ["strategy", "shards", "blocks"])
         if not isinstance(values["blocks"], dict):
             raise TypeError("placement: blocks must be an object")
         return cls(**values)

@@ -1,4 +1,4 @@
-"""Segment files: safetensors, every tensor with its CRC-32C in the metadata. Rows of tables, or dense state."""
+"""Segment files (rows of tables, or dense state): safetensors with the CRC-32C of every tensor."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SegmentPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
-    """Rows of one table read from a segment; views of the segment's bytes in memory, writable and nobody else's."""
+    """Rows of one table read from a segment: writable views of the file's bytes in memory of their own."""
 
     table: str
     rows: NDArray[np.int64]
@@ -132,7 +132,7 @@ def write_dense(
 ) -> tuple[SegmentRecord, tuple[str, ...]]:
     """Writes named arrays and byte strings as a new segment and syncs it.
 
-    Returns its record and the names that were bytes. Raises OSError; TypeError for a dtype that safetensors lacks.
+    Returns its record and the names that were bytes. Raises OSError; TypeError for a foreign dtype.
     """
     arrays: dict[str, NDArray[Any]] = {}
     blobs = []
@@ -168,7 +168,7 @@ def _write(
 
 
 def read_tensors(path: Path, record: SegmentRecord) -> dict[str, NDArray[Any]]:
-    """Returns every tensor of a segment, checked to the last byte against its own CRCs and the manifest's record.
+    """Returns every tensor of a segment, all bytes checked against its own CRCs and the manifest's record.
 
     The arrays are views of one fresh block of memory. Raises CorruptionError (missing file as well), OSError.
     """
@@ -236,7 +236,7 @@ def _text(value: object) -> str:
 def read_rows(
     path: Path, record: SegmentRecord, schema: CollectionSchema, placement: Placement, shard: int
 ) -> list[TableRows]:
-    """Returns the rows of every table in a segment of `shard`, checked as `read_tensors` does and against the schema.
+    """Returns the rows of every table in a segment of `shard`, checked to the last byte and by the schema.
 
     Raises CorruptionError (bytes, dtype, shape, a row outside shard or table), OSError.
     """

@@ -14,10 +14,11 @@ from cpr_native.errors import CprError
 from cpr_native.store import naming
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.checks import check_count
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.manifest import Ref
 from cpr_native.store.retention import prune
-from cpr_native.store.schema import CollectionSchema, Placement, _check_count
+from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.segment import SegmentPart
 
 
@@ -25,8 +26,8 @@ from cpr_native.store.segment import SegmentPart
 class CommitInfo:
     """A durable save.
 
-    `sequence` is that of the global chain, `rows` counts those of each table, `bytes_written` is the size of all
-    segments, dense state included. `retention_error` says why older commits could not be removed, if so.
+    `sequence` is that of the global chain, `rows` counts those of each table, `bytes_written` is the size of
+    all segments, dense state included. `retention_error` says why older commits could not be removed, if so.
     """
 
     sequence: int
@@ -73,8 +74,8 @@ class Save:
         """Makes the save durable: the commits of all shards, then the global one.
 
         dense: named arrays and byte strings (parameters, optimizer, RNG, data position). info: JSON values.
-        An error leaves the save uncommitted as a whole (commits of single shards may stand; they only count for
-        running restores): call `abort` and take the snapshot's rows back.
+        An error leaves the save uncommitted as a whole (commits of single shards may stand; they only count
+        for running restores): call `abort` and take the snapshot's rows back.
         Raises ValueError, TypeError, FencedError, OSError.
         """
         self._global.add_dense(dense)
@@ -83,7 +84,7 @@ class Save:
         rows: dict[str, int] = {}
         size = 0
         for shard, save in self._shards.items():
-            manifest, commits[shard] = save.commit(info=info)
+            manifest, commits[shard] = save.commit()
             size += manifest.bytes
             for table, count in manifest.rows.items():
                 rows[table] = rows.get(table, 0) + count
@@ -128,7 +129,7 @@ class StoreWriter:
         keep: int | None = None,
     ) -> None:
         if keep is not None:
-            _check_count("keep", keep, 1)
+            check_count("keep", keep, 1)
         self.path = path
         self.max_segment_bytes = max_segment_bytes
         self._keep = keep
@@ -195,7 +196,7 @@ class StoreWriter:
         )
 
     def prune(self) -> str | None:
-        """Removes what retention does not keep; returns the error that stopped it, as the save stands anyway."""
+        """Removes what retention does not keep; returns the error that stopped it: the save stands anyway."""
         if self._keep is None:
             return None
         try:
