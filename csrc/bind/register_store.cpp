@@ -6,10 +6,11 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bind/register.hpp"
+#include "bind/tensor_ref.hpp"
 #include "core/crc32c.hpp"
 #include "store/segment_writer.hpp"
 
@@ -49,23 +50,22 @@ size_t byte_size(const std::vector<int64_t>& shape, int64_t item_size) {
   return static_cast<size_t>(total);
 }
 
-using Memory = std::tuple<uintptr_t, std::vector<int64_t>, std::string>;  // address, shape, dtype
-
-store::Piece to_piece(const Memory& memory) {
-  const auto& [address, shape, dtype] = memory;
-  const size_t size = byte_size(shape, file_type(dtype).size);
-  if (size != 0 && address == 0) throw std::invalid_argument("address: null for a piece that is not empty");
-  return {reinterpret_cast<const void*>(address), size};
+store::Piece to_piece(const TensorRef& memory) {
+  const size_t size = byte_size(memory.shape, file_type(memory.dtype).size);
+  if (size != 0 && memory.address == 0) {
+    throw std::invalid_argument("address: null for a piece that is not empty");
+  }
+  return {reinterpret_cast<const void*>(memory.address), size};
 }
 
 store::SegmentTensor make_tensor(std::string name, const std::string& dtype, std::vector<int64_t> shape,
-                                 const std::vector<Memory>& pieces) {
+                                 const std::vector<TensorRef>& pieces) {
   const FileType& type = file_type(dtype);
   store::SegmentTensor tensor{std::move(name), std::string(type.code), std::move(shape), {}};
-  for (const Memory& memory : pieces) {
-    if (std::get<2>(memory) != dtype) {
+  for (const TensorRef& memory : pieces) {
+    if (memory.dtype != dtype) {
       throw std::invalid_argument("tensor " + tensor.name + ": expected pieces of dtype " + dtype + ", got " +
-                                  std::get<2>(memory));
+                                  memory.dtype);
     }
     tensor.pieces.push_back(to_piece(memory));
   }
@@ -77,7 +77,7 @@ store::SegmentTensor make_tensor(std::string name, const std::string& dtype, std
   return tensor;
 }
 
-uint32_t crc_of(const Memory& memory, uint32_t crc) {
+uint32_t crc_of(const TensorRef& memory, uint32_t crc) {
   const store::Piece piece = to_piece(memory);
   py::gil_scoped_release release;
   return crc32c(piece.data, piece.size, crc);
