@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpr_native.cli.output import console, new_table, print_json, usage_errors
+from cpr_native.emulate.units import human_bytes
 
 if TYPE_CHECKING:
     from cpr_native.emulate.failures import Failure, FailureSchedule, Times
@@ -246,8 +247,6 @@ def _progress() -> Progress:
 
 def results_table(results: Results) -> Table:
     """The one table of a run: at most 100 columns wide."""
-    from cpr_native.emulate.report import human_bytes
-
     hours = float(results.config["total_hours"])
     table = new_table()
     table.add_column("\nstrategy")

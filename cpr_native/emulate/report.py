@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from cpr_native.emulate.results import Results, RunResult, write_text_atomically
+from cpr_native.emulate.units import human_bytes
 
 _TEMPLATE = "report.html.j2"
 
@@ -89,16 +90,6 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> None:
         ModuleNotFoundError: the extra `demo` is not installed.
     """
     write_text_atomically(render_report(results), path)
-
-
-def human_bytes(count: int) -> str:
-    """A size in bytes in three or four characters and a decimal unit, for instance `12.3 MB`."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000.0, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
 
 
 def _figure(title: str, svg: str, words: str, note: str) -> dict[str, str]:

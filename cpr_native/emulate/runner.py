@@ -236,6 +236,7 @@ def _train_through_failures(
             batch_size_of=len,
             failures=_FailureFeed(emulation.schedule, clock, manager),
             callbacks=(lambda step, loss: observer.stepped(strategy, manager.samples),),
+            resume=False,
         )
     return _outcome(emulation, clock, manager, sum(source.table_sizes))
 

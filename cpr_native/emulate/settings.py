@@ -28,8 +28,8 @@ class Emulation:
         seed: of the model's initial parameters.
 
     Raises:
-        ValueError: the schedule is of another job, `fraction` is out of range, or the planner finds no interval
-            (see `cpr_native.overhead.plan`).
+        ValueError: the schedule is of another job, `fraction` is out of range, or the planner finds no
+            interval (see `cpr_native.overhead.plan`).
     """
 
     job: Job

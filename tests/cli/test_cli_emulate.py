@@ -73,7 +73,8 @@ def test_demo_writes_results_and_report_and_keeps_checkpoints(
 ) -> None:
     out, checkpoints = tmp_path / "out", tmp_path / "kept"
     arguments = [
-        "demo", "--samples", "1500", "--strategies", "partial", "--out", str(out), "--checkpoints", str(checkpoints),
+        "demo", "--samples", "1500", "--strategies", "partial", "--out", str(out),
+        "--checkpoints", str(checkpoints),
     ]  # fmt: skip
     assert main(arguments) == 0
     assert str(out / "results.json") in capsys.readouterr().out

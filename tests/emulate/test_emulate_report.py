@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpr_native.emulate import FailureRecord, Results, RunResult
-from cpr_native.emulate.report import human_bytes, render_report, write_report
+from cpr_native.emulate.report import render_report, write_report
 from cpr_native.emulate.results import SaveMark
 from cpr_native.overhead import Overhead
 
@@ -127,12 +127,3 @@ def test_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=rf'needs {name}: install it with pip install "cpr-native'):
         render_report(RESULTS)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_951, "100 kB"),
-     (999_499, "999 kB"), (999_500, "1.0 MB"), (12_345_678, "12.3 MB"), (5 * 10**12, "5.0 TB")],
-)  # fmt: skip
-def test_human_bytes(count: int, text: str) -> None:
-    assert human_bytes(count) == text
