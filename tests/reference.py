@@ -78,12 +78,10 @@ def occurrence_gradients(
     *,
     pooling: str = "sum",
     per_sample_weights: FloatArray | None = None,
-    grad_scale: float = 1.0,
 ) -> FloatArray:
     """Spread the bags' gradient `grad` ([bags, dim]) over their ids: [ids, dim], in the order of the ids.
 
-    Each id gets `grad[bag]` times its per-sample weight (or times float32(1)/float32(length) for mean), and
-    the product times `grad_scale`.
+    Each id gets `grad[bag]` times its per-sample weight, or times float32(1)/float32(length) for mean.
     """
     out = np.zeros((int(offsets[-1]), grad.shape[1]), dtype=np.float32)
     for bag in range(len(offsets) - 1):
@@ -94,7 +92,7 @@ def occurrence_gradients(
                 value = value * per_sample_weights[position]
             elif pooling == "mean":
                 value = value * (np.float32(1) / np.float32(end - begin))
-            out[position] = value * np.float32(grad_scale)
+            out[position] = value
     return out
 
 
@@ -204,7 +202,7 @@ class ReferenceCollection:
         per_sample_weights: FloatArray | None = None,
         grad_scale: float = 1.0,
     ) -> tuple[IntArray, IntArray, FloatArray]:
-        """All ids of `table` in the batch, its unique rows and their summed gradients."""
+        """All ids of `table` in the batch, its unique rows, and their summed gradients times `grad_scale`."""
         dims = [self.weights[owner].shape[1] for owner in self.features]
         begins = np.cumsum([0, *dims])
         dim = self.weights[table].shape[1]
@@ -221,11 +219,11 @@ class ReferenceCollection:
                     bags,
                     pooling=self.poolings[table],
                     per_sample_weights=None if per_sample_weights is None else per_sample_weights[span],
-                    grad_scale=grad_scale,
                 )
             )
         all_ids = np.concatenate(looked_up)
-        return all_ids, *row_gradients(all_ids, np.concatenate(occurrences))
+        rows, sums = row_gradients(all_ids, np.concatenate(occurrences))
+        return all_ids, rows, sums * np.float32(grad_scale)
 
     def update(
         self,

@@ -186,7 +186,7 @@ class EngineModule(nn.Module):
             "step": engine.step,
             "learning_rate": engine.learning_rate,
             "state": [None if values is None else values.copy() for values in states],
-            "dirty": [np.flatnonzero(engine.dirty(table)) for table in tables],
+            "trackers": [engine.trackers(table) for table in tables],
         }
         return state
 
@@ -202,7 +202,7 @@ class EngineModule(nn.Module):
             self._engine.load_rows(
                 table, describe(rows), describe(weight), None if values is None else describe(values)
             )
-            self._engine.mark_dirty(table, describe(carried["dirty"][table]))
+            self._engine.set_trackers(table, describe(carried["trackers"][table]))
             weight.data = self._table_view(table)
         self._adopt()
 

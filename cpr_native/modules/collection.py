@@ -23,6 +23,20 @@ class _Table(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
+class _Tables(nn.Module):
+    """Tables by name; unlike nn.ModuleDict it leaves names such as `items` and `keys` to them."""
+
+    def __init__(self, tables: Mapping[str, _Table]) -> None:
+        super().__init__()
+        for name, table in tables.items():
+            if hasattr(self, name):
+                raise ValueError(f"table name: {name!r} is the name of an attribute of torch.nn.Module")
+            self.add_module(name, table)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return cast(nn.Module, self._modules[name])
+
+
 class EmbeddingBagCollection(EngineModule):
     """Tables and the features that look them up, fused into one engine.
 
@@ -30,7 +44,7 @@ class EmbeddingBagCollection(EngineModule):
         tables: at least one; table names and feature names are unique in the collection. The output holds the
             features in the order of the tables and, within one, of its `feature_names`.
         optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
-            None: the weights get coalesced sparse gradients for any torch optimizer that takes them.
+            None: the weights get sparse gradients, one entry a row, for any torch optimizer that takes them.
         seed: of the initial rows (a stateless function of seed, table and row) and of the trackers' choices.
         trackers: of every table, or a mapping from table names; tables not in it get `Trackers()`.
         rank_local: the tables of each rank of `torch.distributed` may differ.
@@ -62,7 +76,7 @@ class EmbeddingBagCollection(EngineModule):
             max_staging_bytes=max_staging_bytes,
         )
         super().__init__(plan, rank_local=rank_local)
-        self.embedding_bags = nn.ModuleDict(
+        self.embedding_bags = _Tables(
             {config.name: _Table(self._table_view(table)) for table, config in enumerate(tables)}
         )
         self._num_features = len(plan.features)

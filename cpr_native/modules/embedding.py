@@ -29,8 +29,8 @@ class Embedding(DropIn, nn.Embedding):
         _weight: [num_embeddings, embedding_dim], float32, CPU, contiguous: becomes the parameter, not copied.
         _freeze: the weight doesn't require a gradient.
         optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
-            None: backward gives `weight.grad` (sparse and coalesced, or dense, as `sparse` says) for any
-                torch optimizer.
+            None: backward gives `weight.grad` for any torch optimizer (as `sparse` says: sparse with one
+            entry a row, or dense).
         trackers: of the table; None for `Trackers()`. The padding row is neither counted nor dirty.
         rank_local: the tables of each rank of `torch.distributed` may differ.
 

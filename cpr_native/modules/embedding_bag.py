@@ -38,8 +38,8 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
     Args:
         _weight: [num_embeddings, embedding_dim], float32, CPU, contiguous: becomes the parameter, not copied.
         optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
-            None: backward gives `weight.grad` (sparse and coalesced, or dense, as `sparse` says) for any
-                torch optimizer.
+            None: backward gives `weight.grad` for any torch optimizer (as `sparse` says: sparse with one
+            entry a row, or dense).
         trackers: of the table; None for `Trackers()`. The padding row is neither counted nor dirty.
         rank_local: the tables of each rank of `torch.distributed` may differ.
 
