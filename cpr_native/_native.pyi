@@ -53,7 +53,7 @@ class TableSpec:
     def row_offset(self) -> int: ...
 
 class Batch:
-    """The validated copy of one forward's ids; consumed by one `update` or `gradient`."""
+    """The validated copy of one forward's ids; consumed by one `update`, not by `gradient`."""
     @property
     def num_ids(self) -> int: ...
     @property

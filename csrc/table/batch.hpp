@@ -45,7 +45,8 @@ class Batch {
   std::vector<int64_t> feature_begin;  // [features + 1]: first position of a feature
   bool unit_bags = false;              // every bag holds one id
   bool weighted = false;
-  bool consumed = false;
+  bool consumed = false;  // by update
+  bool counted = false;   // by gradient
 
  private:
   std::shared_ptr<BatchPool> pool_;

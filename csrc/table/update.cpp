@@ -209,8 +209,8 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
   }
   rows->resize(static_cast<size_t>(unique));
   values->resize(static_cast<size_t>(unique * table(index).dim()));
-  batch->consumed = true;
-  ++step_;
+  if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
+  batch->counted = true;
   return unique;
 }
 
