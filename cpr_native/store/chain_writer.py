@@ -14,6 +14,7 @@ from cpr_native.store import files, naming
 from cpr_native.store.chain import ChainReader, Identity, exact_ref
 from cpr_native.store.chain_save import ChainSave, commit_manifest
 from cpr_native.store.checks import check_count
+from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, check_json
 from cpr_native.store.schema import CollectionSchema, Placement
@@ -37,7 +38,7 @@ class ChainWriter:
     Methods are called from one thread at a time and only in the process that opened it.
 
     Raises LockedError; SchemaMismatchError for the chain of another run, model or placement; CorruptionError
-    when manifests exist and none is intact; OSError.
+    when manifests exist and none of this run is intact; OSError.
     """
 
     def __init__(
@@ -71,15 +72,16 @@ class ChainWriter:
             raise
 
     def _open(self, schema: CollectionSchema, placement: Placement, run_id: str | None) -> None:
-        reader = ChainReader(self._root, self.chain)
+        directory = Directory(self._root)
+        reader = directory.whole if self.shard is None else directory.shard(self.shard)
         found = reader.identity
-        if found is None and reader.sequences:
-            raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
         run_id = run_id or (found.run_id if found else uuid.uuid4().hex)
         self.identity = Identity(run_id=run_id, schema=schema, placement=placement)
         if found is not None:
             self.identity.check_same(found, str(self.path))
         newest = reader.newest([])
+        if newest is None and reader.sequences:
+            raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
         self.incarnation = 1 if newest is None else newest[0].incarnation + 1
         self._position = _Position()
         if newest is not None:

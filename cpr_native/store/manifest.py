@@ -150,7 +150,11 @@ def check_json(what: str, value: object) -> None:
     """Raises TypeError or ValueError unless `value` is a dict that comes back equal from JSON."""
     if not isinstance(value, dict):
         raise TypeError(f"{what}: expected a dict, got {type(value).__name__}")
-    if json.loads(json.dumps(value, allow_nan=False)) != value:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None
+    if json.loads(text) != value:
         raise TypeError(f"{what}: expected JSON values only (str keys, lists, no tuples), got {value!r}")
 
 

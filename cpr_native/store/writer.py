@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cpr_native.errors import CprError
 from cpr_native.store import naming
+from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.checks import check_count
@@ -134,8 +135,15 @@ class StoreWriter:
         self.max_segment_bytes = max_segment_bytes
         self._keep = keep
         self._chains: list[ChainWriter] = []
+        chains = (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards)))
+        for chain in chains:  # all are checked before the first is written
+            found = ChainReader(path, chain).identity
+            if found is not None:
+                run_id = run_id or found.run_id
+                own = Identity(run_id=run_id, schema=schema, placement=placement)
+                own.check_same(found, str(naming.chain_path(path, chain)))
         with ExitStack() as stack:
-            for chain in (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards))):
+            for chain in chains:
                 writer = ChainWriter(
                     path,
                     chain,
