@@ -63,12 +63,13 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 	$(INSTALL) ".[demo]"
 	@touch $@
 
-$(VENV)/test.stamp: $(SOURCES) | $(BIN)/python
-	$(INSTALL) ".[demo,test]"
-	@touch $@ $(VENV)/demo.stamp
+# The tools of an extra, for the package that is installed: "." would build it again.
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(INSTALL) "cpr-native[test]"
+	@touch $@
 
-$(VENV)/lint.stamp: constraints.txt pyproject.toml | $(BIN)/python
-	$(INSTALL) ruff mypy clang-format
+$(VENV)/lint.stamp: $(VENV)/demo.stamp
+	$(INSTALL) "cpr-native[lint]"
 	@touch $@
 
 # Without its dependencies: numpy and torch are there, as pinned.
