@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -133,18 +135,34 @@ def restored(store: CheckpointStore, mode: str = "exact") -> dict[str, tuple[byt
     return model.rows()
 
 
-def history(path: Path) -> tuple[CheckpointStore, list[dict[str, tuple[bytes, bytes]]]]:
-    """A base, a delta, a priority save of some rows, a delta, a priority save: and the rows at each."""
-    store, model, seen = CheckpointStore(path), Model(), []
-    with store.writer(SCHEMA, PLACEMENT) as writer:
+Rows = dict[str, tuple[bytes, bytes]]
+
+
+def history(path: Path) -> tuple[CheckpointStore, list[Rows]]:
+    """A base, a delta, a priority save of some rows, a delta, a priority save: and the rows at each.
+
+    Shard and global sequences are 2 (step 1) to 6 (step 5), after the epoch 1. Always of the same run.
+    """
+    template, seen = _template()
+    shutil.copytree(template.name, path, dirs_exist_ok=True)
+    return CheckpointStore(path), seen
+
+
+@functools.cache
+def _template() -> tuple[tempfile.TemporaryDirectory[str], list[Rows]]:
+    directory = tempfile.TemporaryDirectory()
+    return directory, write_history(Path(directory.name))
+
+
+def write_history(path: Path) -> list[Rows]:
+    model, seen = Model(), []
+    with CheckpointStore(path).writer(SCHEMA, PLACEMENT) as writer:
         for kind in ("base", "delta", "priority", "delta", "priority"):
             model.train_some()
-            chosen = (
-                {name: sorted(ids)[:2] for name, ids in model.dirty.items()} if kind == "priority" else None
-            )
-            model.save(writer, kind, chosen)
+            some = {name: sorted(ids)[:2] for name, ids in model.dirty.items()}
+            model.save(writer, kind, some if kind == "priority" else None)
             seen.append(model.rows())
-    return store, seen
+    return seen
 
 
 def manifest_path(path: Path, chain: str, sequence: int) -> Path:

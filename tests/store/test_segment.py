@@ -102,9 +102,9 @@ def test_dense_state_comes_back(tmp_path: Path) -> None:
 
 
 def test_dense_refuses_what_the_format_lacks(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'c'.*complex"):
+    with pytest.raises(TypeError, match=r"'c'.*complex"):
         write_dense(tmp_path / "d", {"c": np.ones(2, np.complex64)})
-    with pytest.raises(TypeError, match="'l'.*list"):
+    with pytest.raises(TypeError, match=r"'l'.*list"):
         write_dense(tmp_path / "d", {"l": [1]})  # type: ignore[dict-item]
     assert not (tmp_path / "d").exists()
 
