@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from cpr_native.overhead import Costs, Job
     from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
     from cpr_native.recovery import RecoveryManager
-    from cpr_native.store import Store
+    from cpr_native.store import CheckpointStore
     from cpr_native.train import fit
+
+__version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "CheckpointStore",
     "Costs",
     "Delta",
     "Embedding",
@@ -34,7 +37,6 @@ __all__ = [
     "RecoveryManager",
     "RowWiseAdagrad",
     "Ssu",
-    "Store",
     "Trackers",
     "fit",
 ]
@@ -46,7 +48,7 @@ _HOMES = {
     "cpr_native.overhead": ("Costs", "Job"),
     "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
     "cpr_native.recovery": ("RecoveryManager",),
-    "cpr_native.store": ("Store",),
+    "cpr_native.store": ("CheckpointStore",),
     "cpr_native.train": ("fit",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

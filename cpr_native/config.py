@@ -28,7 +28,8 @@ class Trackers:
         mfu: a counter of lookups a row (most frequently used), cleared when the row is saved.
         ssu: a bounded list of sampled rows (sub-sampled used), emptied when it is saved.
         ssu_fraction: the list holds at most this fraction of the table's rows, in (0, 1].
-        ssu_period: one access in `ssu_period` is sampled, a power of two (CPR paper, section 4.2: 2).
+        ssu_period: one access in `ssu_period` is sampled, a power of two (CPR paper, section 4.2: 2), one
+            for all tables of a collection that have this tracker.
 
     Raises:
         ValueError: a number out of its range.

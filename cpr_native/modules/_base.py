@@ -138,12 +138,18 @@ class EngineModule(nn.Module):
             TypeError: a weight isn't float32 any more.
             ValueError: a weight left the CPU, isn't contiguous or changed its shape.
         """
-        for table, weight in enumerate(self._weights()):
-            if weight.data_ptr() != self._addresses[table]:
+        self._synced()
+
+    def _synced(self) -> list[nn.Parameter]:
+        """`sync`, then the parameter of every table."""
+        weights, addresses, versions = self._weights(), self._addresses, self._versions
+        for table, weight in enumerate(weights):
+            if weight.data_ptr() != addresses[table]:
                 self._bind(table, weight)
-            elif weight._version != self._versions[table]:
+            elif weight._version != versions[table]:
                 self._engine.mark_dirty(table)
-                self._versions[table] = weight._version
+                versions[table] = weight._version
+        return weights
 
     def _bind(self, table: int, weight: Tensor) -> None:
         config = self._plan.tables[table]
@@ -168,10 +174,12 @@ class EngineModule(nn.Module):
         ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
         self._engine.mark_dirty(table, describe(ids))
 
-    def _written(self, table: int, weight: Tensor) -> None:
-        """Tell autograd that the engine has just written to `weight`."""
-        torch.autograd.graph.increment_version(weight)
-        self._versions[table] = weight._version
+    def _written(self, weights: Sequence[Tensor], frozen: Sequence[int]) -> None:
+        """Tell autograd that the engine has just written to all tables but the frozen ones."""
+        for table, weight in enumerate(weights):
+            if table not in frozen:
+                torch.autograd.graph.increment_version(weight)
+                self._versions[table] = weight._version
 
     def __getstate__(self) -> dict[str, Any]:
         self.sync()

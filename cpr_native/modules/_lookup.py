@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -41,9 +41,8 @@ def look_up(
 
     `sparse`: the layout of the gradient that torch's optimizers get (unused with a fused optimizer).
     """
-    module.sync()
+    weights = module._synced()
     if torch.is_grad_enabled():
-        weights = module._weights()
         frozen = [table for table, weight in enumerate(weights) if not weight.requires_grad]
         trains = len(frozen) < len(weights) and (module.training or not module.fused)
         if trains or (per_sample_weights is not None and per_sample_weights.requires_grad):
@@ -116,14 +115,14 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     fused, needed = ctx.needs_input_grad[1], ctx.needs_input_grad[3:]
     if fused:
         _check_rank_local(module)
-    module.sync()
+    weights = module._synced()
     grad = grad.contiguous()
     sample_grad = None
     if ctx.needs_input_grad[2]:
         sample_grad = torch.empty(call.request.ids.shape, dtype=torch.float32, device="cpu")
         engine.per_sample_weight_grad(batch, describe(grad), describe(sample_grad), threads=threads)
     if fused:
-        tracked = _update(call, batch, grad)
+        tracked = _update(call, batch, grad, weights)
         ctx.batch = None
     else:
         tracked = any(needed)
@@ -133,7 +132,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (None, None, sample_grad, *weight_grads)
 
 
-def _update(call: _Call, batch: Batch, grad: Tensor) -> bool:
+def _update(call: _Call, batch: Batch, grad: Tensor, weights: Sequence[Tensor]) -> bool:
     module = call.module
     updated = module.engine.update(
         batch,
@@ -143,9 +142,7 @@ def _update(call: _Call, batch: Batch, grad: Tensor) -> bool:
         frozen=call.frozen,
     )
     if updated:
-        for table, weight in enumerate(module._weights()):
-            if table not in call.frozen:
-                module._written(table, weight)
+        module._written(weights, call.frozen)
     return updated
 
 

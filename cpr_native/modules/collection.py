@@ -85,7 +85,8 @@ class EmbeddingBagCollection(EngineModule):
 
     def _weights(self) -> list[nn.Parameter]:
         holders = self.embedding_bags._modules.values()
-        return [cast(nn.Parameter, holder._parameters["weight"]) for holder in holders if holder is not None]
+        weights = [holder._parameters["weight"] for holder in holders if holder is not None]
+        return cast(list[nn.Parameter], weights)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' settings, in the order of the output."""

@@ -164,7 +164,7 @@ def copies(module: EngineModule) -> dict[str, EngineModule]:
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1), RowWiseAdagrad(lr=0.1), None])
-def test_copies_carry_rows_state_and_trackers_and_are_independent(optimizer: Any, way: str) -> None:
+def test_v18_copies_carry_rows_state_and_trackers_and_are_independent(optimizer: Any, way: str) -> None:
     module = collection(optimizer=optimizer)
     for _ in range(5):
         train(module)
