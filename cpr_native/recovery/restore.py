@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from cpr_native.recovery.collection import TrainedCollection
@@ -39,6 +40,7 @@ def restore_point(
         shards[number].discard()
     ranges = [row_range for shard in shards for row_range in shard.ranges]
     restored = restore_rows(tables.engine, ranges, plan, dirty=dirty)
+    restored = replace(restored, skipped=point.skipped)
     tables.engine.learning_rate = point.engine["learning_rate"]
     tables.engine.step = point.engine["step"]
     dense.restore(state)
