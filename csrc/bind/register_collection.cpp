@@ -313,7 +313,10 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "trackers",
       [](Collection& self, int64_t table) {
-        return per_row<uint32_t>(self, table, [](const RowMeta& m) { return load_word(&m.word) & ~kParityBit; });
+        const Table& t = self.table(check_table(self, table));
+        py::array_t<uint32_t> words(t.num_rows());
+        for (int64_t row = 0; row < t.num_rows(); ++row) words.mutable_data()[row] = t.word(row);
+        return words;
       },
       py::arg("table"));
   c.def(

@@ -26,7 +26,7 @@ struct FileType {
 };
 
 constexpr FileType kFileTypes[] = {
-    {"float32", "F32", 4}, {"int64", "I64", 8},  {"uint32", "U32", 4},  {"uint8", "U8", 1},
+    {"float32", "F32", 4}, {"int64", "I64", 8},   {"uint32", "U32", 4},  {"uint8", "U8", 1},
     {"int32", "I32", 4},   {"float64", "F64", 8}, {"float16", "F16", 2}, {"bool", "BOOL", 1},
     {"int8", "I8", 1},     {"int16", "I16", 2},   {"uint16", "U16", 2},  {"uint64", "U64", 8},
 };
@@ -83,8 +83,7 @@ uint32_t crc_of(const TensorRef& memory, uint32_t crc) {
   return crc32c(piece.data, piece.size, crc);
 }
 
-std::pair<uint64_t, uint32_t> write_segment(const std::string& path,
-                                            const std::vector<store::SegmentTensor>& tensors,
+std::pair<uint64_t, uint32_t> write_segment(const std::string& path, const std::vector<store::SegmentTensor>& tensors,
                                             const std::map<std::string, std::string>& metadata) {
   py::gil_scoped_release release;
   const store::SegmentResult result = store::write_segment(path, tensors, metadata);

@@ -17,24 +17,64 @@ CPR_INLINE int64_t fixed_dim(int64_t dim) {
   return D > 0 ? D : dim;
 }
 
+// kWidth floats at any address, which the compiler maps to whatever registers the instruction set has. Loops over rows
+// are written with them because the compiler can't know that table, gradient and sums don't overlap.
+template <int kWidth>
+struct Lanes {
+  typedef float Floats __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+};
+
+template <int D>
+inline constexpr int kRowWidth = D == 0 || D % 16 == 0 ? 16
+                                 : D % 8 == 0          ? 8
+                                                       : 4;
+
+template <int D>
+using RowFloats = typename Lanes<kRowWidth<D>>::Floats;
+
+template <int D>
+CPR_INLINE RowFloats<D>& lanes(float* x) {
+  return *reinterpret_cast<RowFloats<D>*>(x);
+}
+
+template <int D>
+CPR_INLINE const RowFloats<D>& lanes(const float* x) {
+  return *reinterpret_cast<const RowFloats<D>*>(x);
+}
+
 template <int D>
 CPR_INLINE void copy_row(float* out, const float* x, int64_t dim) {
-  for (int64_t d = 0; d < fixed_dim<D>(dim); ++d) out[d] = x[d];
+  int64_t d = 0;
+  for (; d + kRowWidth<D> <= fixed_dim<D>(dim); d += kRowWidth<D>) lanes<D>(out + d) = lanes<D>(x + d);
+  for (; d < fixed_dim<D>(dim); ++d) out[d] = x[d];
 }
 
 template <int D>
 CPR_INLINE void add_row(float* out, const float* x, int64_t dim) {
-  for (int64_t d = 0; d < fixed_dim<D>(dim); ++d) out[d] += x[d];
+  int64_t d = 0;
+  for (; d + kRowWidth<D> <= fixed_dim<D>(dim); d += kRowWidth<D>) lanes<D>(out + d) += lanes<D>(x + d);
+  for (; d < fixed_dim<D>(dim); ++d) out[d] += x[d];
 }
 
 template <int D>
 CPR_INLINE void copy_scaled(float* out, const float* x, float scale, int64_t dim) {
-  for (int64_t d = 0; d < fixed_dim<D>(dim); ++d) out[d] = x[d] * scale;
+  int64_t d = 0;
+  for (; d + kRowWidth<D> <= fixed_dim<D>(dim); d += kRowWidth<D>) lanes<D>(out + d) = lanes<D>(x + d) * scale;
+  for (; d < fixed_dim<D>(dim); ++d) out[d] = x[d] * scale;
 }
 
 template <int D>
 CPR_INLINE void add_scaled(float* out, const float* x, float scale, int64_t dim) {
-  for (int64_t d = 0; d < fixed_dim<D>(dim); ++d) out[d] += x[d] * scale;
+  int64_t d = 0;
+  for (; d + kRowWidth<D> <= fixed_dim<D>(dim); d += kRowWidth<D>) lanes<D>(out + d) += lanes<D>(x + d) * scale;
+  for (; d < fixed_dim<D>(dim); ++d) out[d] += x[d] * scale;
+}
+
+template <int D>
+CPR_INLINE void subtract_scaled(float* out, const float* x, float scale, int64_t dim) {
+  int64_t d = 0;
+  for (; d + kRowWidth<D> <= fixed_dim<D>(dim); d += kRowWidth<D>) lanes<D>(out + d) -= lanes<D>(x + d) * scale;
+  for (; d < fixed_dim<D>(dim); ++d) out[d] -= x[d] * scale;
 }
 
 // Number `count` has just been written to level 0 of `acc` [kSumLevels][dim]; completed chunks move up.
@@ -72,27 +112,35 @@ CPR_INLINE const float* finish_sums(float* acc, uint64_t count, int64_t dim_) {
   return level;
 }
 
+using Floats16 = Lanes<16>::Floats;
+
+CPR_INLINE Floats16 squares_of(const float* x, int64_t n) {
+  Floats16 v = {};
+  if (n >= 16) {
+    v = *reinterpret_cast<const Floats16*>(x);
+  } else {
+    for (int64_t j = 0; j < n; ++j) v[j] = x[j];
+  }
+  return v * v;
+}
+
 // Sum of squares: lane = element mod 32, each lane in order, then neighbouring lanes pairwise.
 template <int D>
 CPR_INLINE float sum_of_squares(const float* x, int64_t dim_) {
   const int64_t dim = fixed_dim<D>(dim_);
-  constexpr int kLanes = (D > 0 && D <= 4) ? 4 : (D > 0 && D <= 8) ? 8 : (D > 0 && D <= 16) ? 16 : 32;
-  float lane[kLanes] = {};
-  if constexpr (D > 0) {
-    for (int d = 0; d < D; d += kLanes) {
-      for (int j = 0; j < kLanes && d + j < D; ++j) lane[j] += x[d + j] * x[d + j];
-    }
-  } else {
-    int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) {
-      for (int j = 0; j < kLanes; ++j) lane[j] += x[d + j] * x[d + j];
-    }
-    for (int j = 0; d + j < dim; ++j) lane[j] += x[d + j] * x[d + j];
+  Floats16 low = squares_of(x, dim);
+  Floats16 high = {};
+  if (dim > 16) high = squares_of(x + 16, dim - 16);
+  for (int64_t d = 32; d < dim; d += 32) {
+    low += squares_of(x + d, dim - d);
+    if (d + 16 < dim) high += squares_of(x + d + 16, dim - d - 16);
   }
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lane[j] = lane[2 * j] + lane[2 * j + 1];
-  }
-  return lane[0];
+  Floats16 v = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+               __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  v += __builtin_shufflevector(v, v, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+  v += __builtin_shufflevector(v, v, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 14, 14, 14, 14);
+  v += __builtin_shufflevector(v, v, 4, 4, 4, 4, 4, 4, 4, 4, 12, 12, 12, 12, 12, 12, 12, 12);
+  return v[0] + v[8];
 }
 
 }  // namespace cpr

@@ -19,25 +19,6 @@ struct SelectRule {
   uint64_t key = 0;
 };
 
-CPR_INLINE bool is_selected(const SelectRule& rule, int64_t row, uint32_t word) {
-  switch (rule.kind) {
-    case Select::kAll:
-      return true;
-    case Select::kDirty:
-      return (word & kDirtyBit) != 0;
-    case Select::kSampled:
-      return (word & kListedBit) != 0;
-    case Select::kMostUsed: {
-      const int bucket = count_bucket(word & kCountMask);
-      if (bucket != rule.bucket) return bucket > rule.bucket;
-      return (hash2(rule.key, static_cast<uint64_t>(row)) >> 32) < rule.boundary;
-    }
-    case Select::kNone:
-      break;
-  }
-  return false;
-}
-
 // The word after the row was settled: a taken row starts counting anew.
 CPR_INLINE uint32_t settled_word(const SelectRule& rule, uint32_t word, bool taken) {
   const uint32_t flipped = word ^ kParityBit;

@@ -18,7 +18,9 @@ struct StagingView {
   int64_t capacity = 0;
 };
 
-// The sub-sampled used list: slots direct-mapped by row hash; an entry is row << 24 | step mod 2^24.
+// The sub-sampled used list: slots direct-mapped by row hash; an entry is row << 24 | step mod 2^24. A row is listed
+// while its slot holds it; the bit in its word is only a hint (set when the row was sampled), so that an eviction costs
+// no visit of the evicted row.
 struct SsuView {
   uint64_t* slots = nullptr;  // nullptr: not tracked
   uint32_t groups = 0;        // 64, or 1 for short lists; a group's slots belong to one partition
@@ -40,7 +42,8 @@ struct TableView {
   bool mean = false;
   bool track_dirty = false;
   bool track_mfu = false;
-  uint32_t parity = 0;  // of a settled row
+  uint32_t parity = 0;   // of a settled row
+  bool walking = false;  // a snapshot's walk is under way
   SelectRule rule;
   StagingView staging;
   SsuView ssu;
@@ -50,7 +53,6 @@ struct TableView {
 struct TrackerDelta {
   int64_t dirty = 0;
   int64_t listed = 0;
-  int64_t taken = 0;
   int32_t histogram[kCountBuckets] = {};
 };
 
@@ -65,10 +67,31 @@ CPR_INLINE uint64_t ssu_slot(const SsuView& ssu, uint64_t hash) {
   return static_cast<uint64_t>(ssu_group(ssu, hash)) * ssu.slots_per_group + within;
 }
 
+CPR_INLINE uint64_t* ssu_slot_of(const SsuView& ssu, int64_t row) {
+  return ssu.slots + ssu_slot(ssu, ssu_hash(ssu, static_cast<uint64_t>(row)));
+}
+
+CPR_INLINE bool ssu_holds(uint64_t entry, int64_t row) {
+  return entry != kEmptySlot && (entry >> 24) == static_cast<uint64_t>(row);
+}
+
+CPR_INLINE bool is_listed(const SsuView& ssu, int64_t row, uint32_t word) {
+  return (word & kListedBit) != 0 && ssu_holds(__atomic_load_n(ssu_slot_of(ssu, row), __ATOMIC_ACQUIRE), row);
+}
+
+// Empties the row's slot if the row still holds it.
+CPR_INLINE void ssu_remove(const SsuView& ssu, int64_t row, TrackerDelta* delta) {
+  uint64_t* slot = ssu_slot_of(ssu, row);
+  uint64_t entry = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (ssu_holds(entry, row) &&
+      __atomic_compare_exchange_n(slot, &entry, kEmptySlot, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    --delta->listed;
+  }
+}
+
 // Brings the histogram and the totals from one word of a row to the next.
 CPR_INLINE void account(const TableView& t, uint32_t before, uint32_t after, TrackerDelta* delta) {
   delta->dirty += static_cast<int>((after & kDirtyBit) != 0) - static_cast<int>((before & kDirtyBit) != 0);
-  delta->listed += static_cast<int>((after & kListedBit) != 0) - static_cast<int>((before & kListedBit) != 0);
   if (t.track_mfu) {
     --delta->histogram[count_bucket(before & kCountMask)];
     ++delta->histogram[count_bucket(after & kCountMask)];

@@ -16,7 +16,7 @@ static_assert(sizeof(RowMeta) == 8);
 
 inline constexpr uint32_t kParityBit = 1U << 31;  // which snapshot settled the row last, modulo 2
 inline constexpr uint32_t kDirtyBit = 1U << 30;   // updated since the last base or delta
-inline constexpr uint32_t kListedBit = 1U << 29;  // holds a slot of the sub-sampled used list
+inline constexpr uint32_t kListedBit = 1U << 29;  // was sampled: may hold a slot of the sub-sampled used list
 inline constexpr uint32_t kCountMask = kListedBit - 1;
 
 CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {

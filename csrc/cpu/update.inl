@@ -54,7 +54,7 @@ CPR_INLINE void apply_optimizer(const UpdateArgs& a, int64_t row, const float* g
     meta->state = state;
     rate = a.learning_rate / (__builtin_sqrtf(state) + a.eps);
   }
-  for (int64_t d = 0; d < dim; ++d) w[d] -= rate * g[d];
+  subtract_scaled<D>(w, g, rate, dim);
 }
 
 CPR_INLINE bool any_sampled(const uint64_t* sampled, const uint64_t* keys, int64_t count) {
@@ -65,12 +65,13 @@ CPR_INLINE bool any_sampled(const uint64_t* sampled, const uint64_t* keys, int64
   return false;
 }
 
-CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, TrackerDelta* delta) {
+CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, TrackerDelta* delta) {
   uint32_t* cell = &t.meta[row].word;
   const uint32_t word = settle(t, row, load_word(cell), delta);
   uint32_t next = word;
   if (t.track_mfu) next = add_count(next, static_cast<uint64_t>(count));
   if (t.track_dirty) next |= kDirtyBit;
+  if (sampled) next |= kListedBit;
   if (next == word) return;
   store_word(cell, next);
   account(t, word, next, delta);
@@ -96,8 +97,9 @@ static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n,
   const int64_t dim = fixed_dim<D>(a.table.dim);
   int64_t unique = 0;
   int64_t entered = 0;
+  int64_t ahead = 0;
   for (int64_t i = 0; i < n;) {
-    if (i + kUpdateAhead < n) prefetch_update<D>(a, keys[i + kUpdateAhead]);
+    for (; ahead < n && ahead <= i + kUpdateAhead; ++ahead) prefetch_update<D>(a, keys[ahead]);
     const uint64_t row = keys[i] >> 32;
     int64_t end = i + 1;
     while (end < n && (keys[end] >> 32) == row) ++end;
@@ -106,16 +108,16 @@ static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n,
       copy_scaled<D>(sums, g, a.grad_scale, dim);
       g = sums;
     }
-    track(a.table, static_cast<int64_t>(row), end - i, delta);
+    const bool sampled = a.sampled != nullptr && any_sampled(a.sampled, keys + i, end - i);
+    track(a.table, static_cast<int64_t>(row), end - i, sampled, delta);
     if constexpr (kOptimizer == Optimizer::kNone) {
       a.out_rows[unique] = static_cast<int64_t>(row);
       copy_row<D>(a.out_grad + unique * dim, g, dim);
     } else {
       apply_optimizer<D, kOptimizer>(a, static_cast<int64_t>(row), g);
     }
-    if (a.sampled != nullptr && any_sampled(a.sampled, keys + i, end - i)) {
-      candidates[entered++] = static_cast<int64_t>(row);
-    }
+    candidates[entered] = static_cast<int64_t>(row);
+    entered += sampled ? 1 : 0;
     ++unique;
     i = end;
   }

@@ -169,7 +169,7 @@ void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
   Table& t = table(index);
   t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    if ((t.word(row) & ~(kParityBit | kDirtyBit)) != 0) t.set_word(row, t.word(row) & kDirtyBit);
+    if ((t.word(row) & ~kDirtyBit) != 0) t.set_word(row, t.word(row) & kDirtyBit);
   }
 }
 
@@ -191,7 +191,7 @@ void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool 
   Table& t = table(index);
   const uint32_t kept = dirty ? 0 : kDirtyBit;
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    if ((t.word(row) & ~kParityBit & ~kept) != 0) t.set_word(row, t.word(row) & kept);
+    if ((t.word(row) & ~kept) != 0) t.set_word(row, t.word(row) & kept);
   }
 }
 

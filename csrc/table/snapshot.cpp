@@ -87,6 +87,7 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
 
 void Snapshot::attach(int table, TableView* view) const {
   const TableTask& task = tables_[static_cast<size_t>(table)];
+  view->walking = task.taken;
   view->rule = current_rule(task);
   if (task.touched != nullptr) {
     view->staging = task.touched->view();

@@ -78,31 +78,27 @@ void Table::initialise(int64_t begin, int64_t end) {
   });
 }
 
-uint64_t* Table::slot_of(int64_t row) {
-  return slots_.data() + ssu_slot(ssu_, ssu_hash(ssu_, static_cast<uint64_t>(row)));
-}
-
 void Table::set_word(int64_t row, uint32_t word) {
-  const uint32_t before = this->word(row);
+  const uint32_t before = load_word(&meta()[row].word);
   uint32_t after = (before & kParityBit) | (word & ~kParityBit);
-  if ((after & kListedBit) != 0) {
-    // The step's stamp only tells rows that entered in the same step apart: at a boundary 0 serves.
-    if (slots_.empty()) {
-      after &= ~kListedBit;
-    } else {
-      uint64_t* slot = slot_of(row);
-      const int64_t holder = static_cast<int64_t>(*slot >> 24);
-      if (*slot != kEmptySlot && holder != row && (this->word(holder) & kListedBit) != 0) {
-        after &= ~kListedBit;
-      } else {
-        *slot = static_cast<uint64_t>(row) << 24;
-      }
+  TrackerDelta delta;
+  if (!slots_.empty()) {
+    if ((after & kListedBit) == 0) {
+      if ((before & kListedBit) != 0) ssu_remove(ssu_, row, &delta);
+    } else if (uint64_t* slot = ssu_slot_of(ssu_, row); *slot == kEmptySlot) {
+      // The step's stamp only tells rows apart that enter in the same step: at a boundary any will do.
+      *slot = (static_cast<uint64_t>(row) << 24);
+      ++delta.listed;
     }
   }
   store_word(&meta()[row].word, after);
-  TrackerDelta delta;
   account(view(), before, after, &delta);
   add(delta);
+}
+
+uint32_t Table::word(int64_t row) const {
+  const uint32_t word = load_word(&meta()[row].word) & ~kParityBit;
+  return slots_.empty() || is_listed(ssu_, row, word) ? word : word & ~kListedBit;
 }
 
 void Table::merge_word(int64_t row, uint32_t taken) {
@@ -161,7 +157,7 @@ std::vector<int64_t> Table::listed_rows() const {
   std::vector<int64_t> rows;
   for (const uint64_t slot : slots_) {
     const int64_t row = static_cast<int64_t>(slot >> 24);
-    if (slot != kEmptySlot && (word(row) & kListedBit) != 0) rows.push_back(row + spec_.row_offset);
+    if (slot != kEmptySlot) rows.push_back(row + spec_.row_offset);
   }
   std::sort(rows.begin(), rows.end());
   return rows;

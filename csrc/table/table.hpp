@@ -35,8 +35,9 @@ class Table {
   void initialise(int64_t begin, int64_t end);
 
   void flip_parity() { parity_ ^= kParityBit; }
-  uint32_t word(int64_t row) const { return load_word(&meta()[row].word); }
-  // Replaces all but the parity bit and keeps totals and slots consistent; the row must be settled.
+  // Count, dirty and listed bits of a local row.
+  uint32_t word(int64_t row) const;
+  // Replaces all but the parity bit and keeps totals and slots consistent; a row whose slot is taken isn't listed.
   void set_word(int64_t row, uint32_t word);
   // Gives a snapshot's claim on a row back: dirty again, counts added, listed again where the slot is free.
   void merge_word(int64_t row, uint32_t taken);
@@ -56,7 +57,6 @@ class Table {
 
  private:
   RowMeta* meta() const { return static_cast<RowMeta*>(meta_.data()); }
-  uint64_t* slot_of(int64_t row);
 
   TableSpec spec_;
   bool has_state_;

@@ -65,7 +65,7 @@ bool Snapshot::walk_row(int index, const TableView& view, int64_t row, StagingPt
   uint32_t word = load_word(cell);
   if (is_settled(view, word)) return true;
   const SelectRule rule = current_rule(tables_[static_cast<size_t>(index)]);
-  const bool taken = is_selected(rule, row, word);
+  const bool taken = is_selected(view, rule, row, word);
   if (taken) {
     if (*buffer != nullptr && (*buffer)->size() == (*buffer)->capacity()) seal(std::move(*buffer));
     if (*buffer == nullptr) {
@@ -77,14 +77,14 @@ bool Snapshot::walk_row(int index, const TableView& view, int64_t row, StagingPt
     racy_copy(view.weight + row * view.dim, to.weight + slot * view.dim, view.dim);
     racy_copy(&view.meta[row].state, to.state + slot, 1);
     to.rows[slot] = row + view.row_offset;
-    to.words[slot] = word;
+    to.words[slot] = true_word(view, row, word);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
   }
   const uint32_t next = settled_word(rule, word, taken);
   if (!__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
   if (taken) {
     (*buffer)->set_size((*buffer)->size() + 1);
-    if ((word & ~kParityBit) != 0) account(view, word, next, delta);
+    if ((word & ~kParityBit) != 0) account_taken(view, row, word, next, delta);
   }
   return true;
 }
