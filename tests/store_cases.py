@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -144,14 +148,15 @@ def history(path: Path) -> tuple[CheckpointStore, list[Rows]]:
     Shard and global sequences are 2 (step 1) to 6 (step 5), after the epoch 1. Always of the same run.
     """
     template, seen = _template()
-    shutil.copytree(template.name, path, dirs_exist_ok=True)
+    shutil.copytree(template, path, dirs_exist_ok=True)
     return CheckpointStore(path), seen
 
 
 @functools.cache
-def _template() -> tuple[tempfile.TemporaryDirectory[str], list[Rows]]:
-    directory = tempfile.TemporaryDirectory()
-    return directory, write_history(Path(directory.name))
+def _template() -> tuple[Path, list[Rows]]:
+    path = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, path)
+    return path, write_history(path)
 
 
 def write_history(path: Path) -> list[Rows]:
@@ -186,6 +191,22 @@ def rewrite(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     change(body)
     text = json.dumps(body, sort_keys=True, indent=1).encode() + b"\n"
     path.write_bytes(text + b"crc32c %08x\n" % _native.crc32c(describe(np.frombuffer(text, np.uint8))))
+
+
+def python_environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path}
+
+
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a process of its own that can import this file."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def copy(source: Path, target: Path) -> Path:

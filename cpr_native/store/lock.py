@@ -20,7 +20,8 @@ class ChainLock:
     """Holds the file `path` locked from construction to `close`; a forked child does not hold it.
 
     Raises LockedError when any writer, of this process or another, holds it. The pid in the file is for
-    that message only: a file left by a dead process is free.
+    that message only: a file left by a dead process is free. POSIX frees the lock as soon as this process
+    opens and closes the file by any other way, so nothing else in the package opens it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_cases import PLACEMENT, SCHEMA, Model
+from store_cases import PLACEMENT, SCHEMA, Model, python
 
-from cpr_native.errors import ForkedProcessError, LockedError
+from cpr_native.errors import LockedError
 from cpr_native.store import CheckpointStore
 from cpr_native.store.lock import ChainLock
 
@@ -66,24 +66,42 @@ def test_a_failed_open_frees_every_lock(tmp_path: Path) -> None:
     store.writer(SCHEMA, PLACEMENT).close()
 
 
+FORK = """
+import os, sys
+from pathlib import Path
+from store_cases import PLACEMENT, SCHEMA
+from cpr_native.errors import ForkedProcessError, LockedError
+from cpr_native.store import CheckpointStore
+from cpr_native.store.lock import ChainLock
+
+path = Path(sys.argv[1])
+lock = ChainLock(path / "LOCK")
+writer = CheckpointStore(path / "c").chain_writer(0, SCHEMA, PLACEMENT)
+if os.fork() == 0:
+    try:
+        lock.close()
+        writer.close()
+        writer.begin("base", step=0, samples=0)
+    except ForkedProcessError:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+if os.fork() == 0:
+    try:
+        ChainLock(path / "LOCK")
+    except LockedError as error:
+        os._exit(7 if f"pid {os.getppid()}" in str(error) else 1)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+writer.begin("base", step=0, samples=0).abort()
+lock.close()
+lock.close()
+ChainLock(path / "LOCK").close()
+"""
+
+
 def test_a_forked_child_cannot_write_or_free_the_lock(tmp_path: Path) -> None:
-    lock = ChainLock(tmp_path / "LOCK")
-    with CheckpointStore(tmp_path / "c").chain_writer(0, SCHEMA, PLACEMENT) as writer:
-        child = os.fork()
-        if child == 0:
-            try:
-                lock.close()
-                writer.begin("base", step=0, samples=0)
-            except ForkedProcessError:
-                os._exit(7)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert (tmp_path / "LOCK").read_text() == f"{os.getpid()}\n"
-    with pytest.raises(LockedError):
-        ChainLock(tmp_path / "LOCK")
-    lock.close()
-    lock.close()
+    assert python(FORK, tmp_path).stderr == ""
 
 
 def test_a_link_is_no_lock(tmp_path: Path) -> None:

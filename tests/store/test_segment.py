@@ -166,7 +166,7 @@ def test_parts_are_checked() -> None:
 
 
 def test_v22_every_damaged_byte_of_a_segment_is_refused(tmp_path: Path) -> None:
-    record = write_rows(tmp_path / "a", some_parts(), {})
+    record = write_rows(tmp_path / "a", [p for p in some_parts() if p.table == "item.id"], {})
     for at in range(record.size):
         flip(tmp_path / "a", at)
         with pytest.raises(CorruptionError, match=str(tmp_path / "a")):
