@@ -56,6 +56,7 @@ _SHARED = (
     click.option("--strategies", default=",".join(_DEFAULTS.strategies), show_default=True, callback=_split,
                  metavar="NAMES", help="Which to run, in this order, separated by commas."),
     _option("--shards", "Shards of the emulated job.", type=click.IntRange(min=1)),
+    _option("--threads", "Threads to train with.", type=click.IntRange(min=1)),
     _option("--failures", "How many failures to draw.", type=click.IntRange(min=0)),
     _option("--checkpoints", "Keep the checkpoints here, a folder per strategy.", type=_FOLDER,
             metavar="DIR"),

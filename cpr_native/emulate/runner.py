@@ -81,16 +81,18 @@ def run_emulation(
     """
     check_strategies(strategies)
     with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(emulation.threads)
         if checkpoints is None:
             checkpoints = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpr-native-")))
         runs = [
-            run_strategy(emulation, source, strategy, checkpoints / strategy, observer=observer or _Silent())
+            _run_strategy(emulation, source, strategy, checkpoints / strategy, observer=observer or _Silent())
             for strategy in strategies
         ]
     return Results(data=source.describe(), config=emulation.describe(), runs=tuple(runs))
 
 
-def run_strategy(
+def _run_strategy(
     emulation: Emulation, source: ClickSource, strategy: str, directory: Path, *, observer: Observer
 ) -> RunResult:
     """Run one strategy with its checkpoints in the new directory `directory`.

@@ -26,9 +26,11 @@ class Emulation:
         target_pls: budget for the portion of lost samples, in (0, 1).
         fraction: rows in one priority save, in (0, 1].
         seed: of the model's initial parameters.
+        threads: of torch and the engine; models of this size gain little from more, and lose much where
+            other programs keep the cores busy. The last bits of results depend on the number of threads.
 
     Raises:
-        ValueError: the schedule is of another job, `fraction` is out of range, or the planner finds no
+        ValueError: the schedule is of another job, a value is out of range, or the planner finds no
             interval (see `cpr_native.overhead.plan`).
     """
 
@@ -39,6 +41,7 @@ class Emulation:
     target_pls: float = 0.1
     fraction: float = 0.125
     seed: int = 0
+    threads: int = 1
 
     def __post_init__(self) -> None:
         of_schedule = (self.schedule.total_hours, self.schedule.num_shards)
@@ -49,6 +52,8 @@ class Emulation:
             )
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
         for fraction in (1.0, self.fraction):
             plan(self.job, self.costs, self.target_pls, fraction=fraction)
 
@@ -71,6 +76,7 @@ class Emulation:
     def describe(self) -> dict[str, Any]:
         """The settings as `results.json` holds them."""
         job, model = self.job, self.recipe.model
+        expected = plan(job, self.costs, self.target_pls)
         return {
             "total_hours": job.total_hours,
             "mtbf_hours": job.mtbf_hours,
@@ -81,6 +87,11 @@ class Emulation:
             "target_pls": self.target_pls,
             "fraction": self.fraction,
             "seed": self.seed,
+            "threads": self.threads,
+            "overhead_percent_expected": {
+                "full": expected.full.percent(job.total_hours),
+                "partial": expected.partial.percent(job.total_hours),
+            },
             "placement": "contiguous_rows",
             "batch_size": self.recipe.batch_size,
             "embedding_dim": model.embedding_dim,

@@ -38,7 +38,7 @@ def test_emulate_prints_a_table_that_fits_100_columns(capsys: pytest.CaptureFixt
         "save",
         "load",
         "lost",
-        "resched",
+        "resch.",
         "PLS",
         "commits",
         "written",

@@ -10,7 +10,7 @@ import torch
 
 from cpr_native.data import ClickBatch
 from cpr_native.emulate import FailureSchedule, RunResult, given_failures, parse_failure
-from cpr_native.emulate.runner import run_emulation, run_strategy
+from cpr_native.emulate.runner import run_emulation
 from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
 from cpr_native.models import DLRM, DLRMConfig, Recipe
 from cpr_native.optim import RowWiseAdagrad
@@ -115,6 +115,11 @@ def runs(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {run.strategy: run for run in results.runs}
 
 
+def _run(emulation: Emulation, strategy: str, folder: Path) -> RunResult:
+    (run,) = run_emulation(emulation, TinySource(), (strategy,), checkpoints=folder).runs
+    return run
+
+
 def _differences(one: DLRM, other: DLRM) -> list[str]:
     theirs = other.state_dict()
     return [name for name, value in one.state_dict().items() if not torch.equal(value, theirs[name])]
@@ -200,7 +205,7 @@ def test_failures_are_recorded(runs: dict[str, RunResult]) -> None:
 
 
 def test_commits_and_bytes_are_those_on_disk(tmp_path: Path) -> None:
-    run = run_strategy(EMULATION, TinySource(), "mfu", tmp_path / "mfu", observer=Watcher())
+    run = _run(EMULATION, "mfu", tmp_path)
     assert run.commits == len(run.saves) >= 10
     on_disk = sum(file.stat().st_size for file in (tmp_path / "mfu").rglob("*") if file.is_file())
     assert 0 < run.bytes_written <= on_disk
@@ -208,7 +213,7 @@ def test_commits_and_bytes_are_those_on_disk(tmp_path: Path) -> None:
 
 def test_same_seed_gives_the_same_results(runs: dict[str, RunResult], tmp_path: Path) -> None:
     for strategy in ("full", "ssu"):
-        again = run_strategy(EMULATION, TinySource(), strategy, tmp_path / strategy, observer=Watcher())
+        again = _run(EMULATION, strategy, tmp_path)
         assert dataclasses.replace(again, seconds=0) == dataclasses.replace(runs[strategy], seconds=0)
 
 
@@ -222,7 +227,7 @@ def test_rows_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(RecoveryManager, "recover", without_files)
     with pytest.raises(Exception, match=r"safetensors|No such file|nothing"):
-        run_strategy(EMULATION, TinySource(), "full", tmp_path / "full", observer=Watcher())
+        _run(EMULATION, "full", tmp_path)
 
 
 def test_more_failures_of_more_shards(tmp_path: Path) -> None:
@@ -231,7 +236,7 @@ def test_more_failures_of_more_shards(tmp_path: Path) -> None:
         job=Job(total_hours=56.0, mtbf_hours=14.0, shards=8, failed_shards=2),
         schedule=_schedule("5:0,7", "5:1", "20:2,3", "55.99:4,5"),
     )
-    run = run_strategy(emulation, TinySource(), "ssu", tmp_path / "ssu", observer=Watcher())
+    run = _run(emulation, "ssu", tmp_path)
     assert [failure.shards for failure in run.failures] == [(0, 7), (1,), (2, 3), (4, 5)]
     assert run.overhead_hours.load == pytest.approx(4 * 0.045)
 
@@ -239,12 +244,12 @@ def test_more_failures_of_more_shards(tmp_path: Path) -> None:
 def test_checkpoints_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "partial").mkdir()
     with pytest.raises(FileExistsError):
-        run_strategy(EMULATION, TinySource(), "partial", tmp_path / "partial", observer=Watcher())
+        _run(EMULATION, "partial", tmp_path)
     assert list((tmp_path / "partial").iterdir()) == []
 
 
 def test_store_of_a_run_can_be_read_afterwards(tmp_path: Path) -> None:
-    run_strategy(EMULATION, TinySource(), "full", tmp_path / "full", observer=Watcher())
+    _run(EMULATION, "full", tmp_path)
     assert CheckpointStore(tmp_path / "full").latest("exact").samples <= SAMPLES
 
 
