@@ -7,7 +7,7 @@ import torch
 from cpr_native.modules import EngineModule
 from cpr_native.optim import FusedOptimizer, RowWiseAdagrad
 from cpr_native.policy import Policy, Ssu, prioritised_tables
-from cpr_native.store import CollectionSchema, TableSchema
+from cpr_native.store import CollectionSchema, Placement, TableSchema
 
 
 class TrainedCollection:
@@ -53,6 +53,10 @@ class TrainedCollection:
             seed=settings.seed,
             initial_state=initial_state,
         )
+
+    def blocks(self, placement: Placement) -> list[int]:
+        """Return the rows per shard of each table."""
+        return [placement.blocks[table.name] for table in self.schema.tables]
 
     def check(self, policy: Policy) -> None:
         """Raise ValueError unless the tables' trackers and optimizer can do what `policy` needs."""

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from types import TracebackType
+from typing import Any
 
 import torch
 
-from cpr_native.overhead import Costs, Job, Plan, PlsMeter, plan
+from cpr_native.overhead import Costs, Job, Plan, plan
 from cpr_native.policy import Full, Policy, SaveKind
+from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
+from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.report import RecoveryReport, SaveReason, SaveReport
-from cpr_native.recovery.restore import (
-    check_shards,
-    holds_commits,
-    restore_point,
-    restore_shards,
-    restored_rows,
-)
 from cpr_native.recovery.saves import Cut, Saves
-from cpr_native.shard import Shard, make_shards
+from cpr_native.shard import Restored, Shard, make_shards
 from cpr_native.store import CheckpointStore, Placement, RestorePoint
 
 
@@ -40,8 +35,8 @@ class RecoveryManager:
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
     its rows stay dirty and are in the next save. A context manager that closes; after an error in the body
-    it only waits for the save in flight. Raises ValueError for settings that cannot work, before anything
-    is written.
+    it only waits for the save in flight. `recoveries` lists the recoveries of this process in order. Raises
+    ValueError for settings that cannot work, before anything is written.
     """
 
     def __init__(
@@ -62,7 +57,6 @@ class RecoveryManager:
         if samples_per_hour is not None and not samples_per_hour > 0:
             raise ValueError(f"samples_per_hour must be above 0, got {samples_per_hour}")
         self._tables = TrainedCollection(model)
-        self._meter = PlsMeter(total_samples=total_samples, shards=job.shards)
         self.plan: Plan = plan(job, costs, target_pls, fraction=policy.fraction)
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
         self.policy: Policy = Full() if falls_back else policy
@@ -75,14 +69,23 @@ class RecoveryManager:
             self._tables.engine, store, self._tables.schema, self._placement
         )
         self._dense = DenseState(model, self._tables.keys, optimizer=dense_optimizer, loader=loader)
-        self._ledger = LookupLedger(job.shards)
+        partial = self.policy.recovery == "partial"
+        ledger = LookupLedger(job.shards)
         self._saves = Saves(
-            self._tables, self._dense, self.policy, self._placement, self._ledger, background=background
+            self._tables,
+            self._dense,
+            self.policy,
+            self._placement,
+            ledger if partial else None,
+            background=background,
         )
-        if self.policy.recovery == "partial":
-            blocks = [self._placement.blocks[table.name] for table in self._tables.schema.tables]
-            self._ledger.watch(self._tables.module, self._tables.features, blocks)
-        self._recoveries: list[RecoveryReport] = []
+        self._losses = Losses(
+            ledger, total_samples=total_samples, shards=job.shards, by_lookups=self.policy.fraction < 1
+        )
+        if partial:
+            ledger.watch(self._tables.module, self._tables.features, self._tables.blocks(self._placement))
+        self.dense_optimizer = dense_optimizer
+        self.recoveries: list[RecoveryReport] = []
         self.steps = 0
         self.samples = 0
 
@@ -90,11 +93,6 @@ class RecoveryManager:
     def running(self) -> bool:
         """Whether it has started or resumed and is not closed."""
         return self._saves.writer is not None
-
-    @property
-    def dense_optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the dense parameters, as given."""
-        return self._dense.optimizer
 
     @property
     def loader(self) -> Stateful | None:
@@ -110,7 +108,7 @@ class RecoveryManager:
     @property
     def pls(self) -> float:
         """Portion of lost samples so far; under a priority policy lost lookups / all lookups of the job."""
-        return self._meter.value
+        return self._losses.pls
 
     @property
     def coalesced(self) -> int:
@@ -121,11 +119,6 @@ class RecoveryManager:
     def saves(self) -> tuple[SaveReport, ...]:
         """The committed saves of this process, in order."""
         return tuple(self._saves.committed)
-
-    @property
-    def recoveries(self) -> tuple[RecoveryReport, ...]:
-        """The recoveries of this process, in order."""
-        return tuple(self._recoveries)
 
     def start(self) -> None:
         """Begin the base that a failure before the first due save goes back to; no effect once started.
@@ -138,7 +131,7 @@ class RecoveryManager:
             self._begin("base", "start")
 
     def _open_empty(self) -> None:
-        if holds_commits(self._store):
+        if restore.holds_commits(self._store):
             raise ValueError(
                 f"{self._store.path} holds commits already; call resume() first to go on from them, "
                 "or use an empty directory"
@@ -187,7 +180,7 @@ class RecoveryManager:
 
         Raises the error of a save that failed; the manager is then still open.
         """
-        if self._saves.writer is not None:
+        if self.running:
             self.flush()
             if self._saves.exact_step != self.steps:
                 self._begin("delta", "close")
@@ -202,18 +195,13 @@ class RecoveryManager:
         self._saves.begin(kind, reason, self._cut())
 
     def _cut(self) -> Cut:
-        info = {"policy": self.policy.name, "pls": self._meter.value}
+        info = {"policy": self.policy.name, "pls": self._losses.pls}
         return Cut(step=self.steps, samples=self.samples, info=info)
 
     def __enter__(self) -> RecoveryManager:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is None:
             self.close()
         else:
@@ -229,14 +217,14 @@ class RecoveryManager:
         checkpoint cannot be read: nothing is changed then.
         """
         self._saves.require_writer()
-        failed = check_shards(failed_shards, len(self.shards))
+        failed = restore.check_shards(failed_shards, len(self.shards))
         self._saves.settle()
         started = perf_counter()
         if self.policy.recovery == "partial":
             report = self._recover_partial(failed, started)
         else:
             report = self._rewind(self._store.latest("exact"), failed, started)
-        self._recoveries.append(report)
+        self.recoveries.append(report)
         return report
 
     def resume(self, *, required: bool = False) -> RecoveryReport | None:
@@ -247,9 +235,9 @@ class RecoveryManager:
         `required` NoCheckpointError. Raises NoCheckpointError when there are commits but none is intact,
         SchemaMismatchError for another model's.
         """
-        if self._saves.writer is not None:
+        if self.running:
             raise ValueError("resume() goes before start() and step()")
-        if not required and not holds_commits(self._store):
+        if not required and not restore.holds_commits(self._store):
             return None
         started = perf_counter()
         point = self._store.latest(
@@ -263,14 +251,14 @@ class RecoveryManager:
         except BaseException:
             self._saves.close()
             raise
-        self._recoveries.append(report)
+        self.recoveries.append(report)
         return report
 
     def _rewind(
         self, point: RestorePoint, failed: tuple[int, ...], started: float, *, restart: bool = False
     ) -> RecoveryReport:
         """Put everything back to `point` and go on from its position."""
-        restored = restore_point(
+        restored = restore.restore_point(
             point,
             self._saves.require_writer(),
             self._tables,
@@ -279,44 +267,32 @@ class RecoveryManager:
             failed,
             dirty="priority" if restart else "clear",
         )
-        lost = 0 if restart else self.samples - point.samples
+        fields: dict[str, Any] = {"lost_samples": self.samples - point.samples}
         self.steps, self.samples = point.step, point.samples
         self._saves.rewind(Cut(step=point.step, samples=point.samples, info=point.info))
         if restart:
-            self._meter.value = point.info["pls"]
-        return RecoveryReport(
-            mode="full",
-            restart=restart,
-            shards=failed,
-            step=self.steps,
-            samples=self.samples,
-            lost_samples=lost,
-            hours_lost=lost / self.samples_per_hour,
-            seconds=perf_counter() - started,
-            **restored_rows([restored]),
-        )
+            lookups, pls = self._losses.restarted(point.info, samples=point.samples)
+            fields = {"restart": True, "lost_lookups": lookups, "pls": pls}
+        return self._report(failed, started, [restored], mode="full", **fields)
 
     def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
-        restored = restore_shards(self.shards, failed)
+        restored = restore.restore_shards(self.shards, failed)
         if any(part.broken for part in restored):
             self._saves.require_writer().require_base()
-        lookups = self._ledger.lose(failed)
-        if self.policy.fraction < 1:
-            pls = self._ledger.fraction(lookups) * self.samples / self._meter.total_samples
-            self._meter.value += pls
-        else:
-            pls = self._meter.add(
-                failed_shards=len(failed),
-                samples_now=self.samples,
-                samples_saved=self._saves.exact_samples,
-            )
+        lookups, pls = self._losses.shards_lost(
+            failed, samples=self.samples, saved_samples=self._saves.exact_samples
+        )
+        return self._report(failed, started, restored, mode="partial", lost_lookups=lookups, pls=pls)
+
+    def _report(
+        self, failed: tuple[int, ...], started: float, restored: Sequence[Restored], **fields: Any
+    ) -> RecoveryReport:
         return RecoveryReport(
-            mode="partial",
             shards=failed,
             step=self.steps,
             samples=self.samples,
-            lost_lookups=lookups,
-            pls=pls,
+            hours_lost=fields.get("lost_samples", 0) / self.samples_per_hour,
             seconds=perf_counter() - started,
-            **restored_rows(restored),
+            **restore.restored_rows(restored),
+            **fields,
         )

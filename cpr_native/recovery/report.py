@@ -39,7 +39,7 @@ class RecoveryReport:
     restart); `step`, `samples`: position of training after it; `lost_samples`: samples to train again (full
     only), the same in hours of the job as `hours_lost`; `rows_restored`: rows read from commits;
     `rows_reset`: rows back at their initial values because no commit has them; `lost_lookups`: lookups
-    whose updates are gone (partial only; at a restart 0); `pls`: what this failure added to the portion of
+    whose updates are gone (under a partial policy); `pls`: what this failure added to the portion of
     lost samples; `seconds`: time taken; `skipped`: what damaged files were passed over.
     """
 

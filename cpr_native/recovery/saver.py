@@ -27,7 +27,10 @@ _CHUNK_TIMEOUT = 0.1
 
 @dataclass(kw_only=True)
 class PendingSave:
-    """A save begun and not yet written: its snapshot, store side, copy of the dense state, and cut."""
+    """A save begun and not yet written: its snapshot, store side, copy of the dense state, and cut.
+
+    `unsaved`: lookups per shard that no commit contained when it began, [shards]; None: not counted.
+    """
 
     kind: SaveKind
     reason: SaveReason
@@ -37,6 +40,7 @@ class PendingSave:
     save: Save
     dense: dict[str, Any]
     info: dict[str, Any]
+    unsaved: NDArray[np.int64] | None
     started: float
     stall_seconds: float
 
@@ -100,7 +104,8 @@ class BackgroundSaver:
         try:
             rows = self._drain(snapshot, save, lookups)
             dense = {"state": encode(pending.dense)}
-            result = save.commit(dense=dense, info=pending.info)
+            unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
+            result = save.commit(dense=dense, info={**pending.info, "unsaved_lookups": unsaved})
         except BaseException:
             try:
                 save.abort()

@@ -39,7 +39,7 @@ class Saves:
         dense: DenseState,
         policy: Policy,
         placement: Placement,
-        ledger: LookupLedger,
+        ledger: LookupLedger | None,
         *,
         background: bool,
     ) -> None:
@@ -47,7 +47,7 @@ class Saves:
         self._engine = tables.engine
         self._dense = dense
         self._policy = policy
-        self._blocks = [placement.blocks[table.name] for table in tables.engine.tables]
+        self._blocks = tables.blocks(placement)
         self._ledger = ledger
         self._background = background
         self._saver = BackgroundSaver([table.name for table in tables.engine.tables], placement.shards)
@@ -129,7 +129,12 @@ class Saves:
             snapshot=snapshot,
             save=save,
             dense=dense,
-            info={**cut.info, "due_saves": self.due_saves + (reason == "due"), "lookups": self._ledger.total},
+            info={
+                **cut.info,
+                "due_saves": self.due_saves + (reason == "due"),
+                "lookups": self._ledger.total if self._ledger else 0,
+            },
+            unsaved=None if self._ledger is None else self._ledger.unsaved,
             started=started,
             stall_seconds=perf_counter() - started,
         )
@@ -148,7 +153,8 @@ class Saves:
             return
         report = outcome.report
         self.committed.append(report)
-        self._ledger.saved(outcome.lookups)
+        if self._ledger is not None:
+            self._ledger.saved(outcome.lookups)
         self.due_saves += report.reason == "due"
         if report.kind != "priority":
             self.exact_step, self.exact_samples = report.step, report.samples
@@ -169,7 +175,8 @@ class Saves:
         self.due = False
         self.due_saves = cut.info["due_saves"]
         self.exact_step, self.exact_samples = cut.step, cut.samples
-        self._ledger.rewind(cut.info["lookups"])
+        if self._ledger is not None:
+            self._ledger.rewind(cut.info["lookups"])
 
     def require_writer(self) -> StoreWriter:
         """Return the writer; raises ValueError before the manager has started and after it was closed."""
