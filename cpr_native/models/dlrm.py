@@ -108,7 +108,8 @@ class DLRM(nn.Module):
         if pooled.shape[0] != dense.shape[0]:
             raise ValueError(f"dense has {dense.shape[0]} samples, ids and offsets have {pooled.shape[0]}")
         bottom = self.bottom(dense)
-        vectors = torch.cat((bottom, pooled), dim=1).unflatten(1, (self._vectors, self.config.embedding_dim))
+        shape = (dense.shape[0], self._vectors, self.config.embedding_dim)
+        vectors = torch.cat((bottom, pooled), dim=1).view(shape)
         dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         logits: Tensor = self.top(torch.cat((bottom, dots.index_select(1, self._pairs)), dim=1))
         return logits.squeeze(1)
