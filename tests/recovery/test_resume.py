@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import torch
 from recovery.jobs import (
     BATCH,
     OPTIMIZERS,
-    ROWS,
     STEPS,
     Arrays,
     Net,
@@ -31,10 +29,6 @@ from recovery.jobs import (
     train_step,
 )
 
-from cpr_native.config import EmbeddingBagConfig
-from cpr_native.errors import NoCheckpointError, SchemaMismatchError
-from cpr_native.modules import EmbeddingBagCollection
-from cpr_native.overhead import Job
 from cpr_native.policy import Delta, Full, Mfu, Partial, Policy, Ssu
 from cpr_native.recovery import RecoveryManager, ResumableLoader
 from cpr_native.train import fit
@@ -163,105 +157,29 @@ def test_engine_scalars_and_books_go_on(tmp_path: Path) -> None:
     resumed.close()
 
 
-def test_empty_store_gives_none_or_raises_when_required(tmp_path: Path) -> None:
-    manager = manage(Net(OPTIMIZERS["sgd"]), tmp_path, Full())
-    assert manager.resume() is None
-    with pytest.raises(NoCheckpointError, match="no checkpoint"):
-        manager.resume(required=True)
-    assert not manager.running
+@pytest.mark.parametrize("policy", [Mfu(fraction=0.25), Ssu()], ids=["mfu", "ssu"])
+def test_a_restart_under_a_priority_policy_reports_what_no_commit_has(tmp_path: Path, policy: Policy) -> None:
+    model = Net(OPTIMIZERS["adagrad"])
+    manager = manage(model, tmp_path, policy, target_pls=0.0625, background=False)
     manager.start()
-    manager.close()
-
-
-def test_v23_a_used_store_is_never_started_over(tmp_path: Path) -> None:
-    first_part(tmp_path, Full(), "sgd", 6)
-    model = Net(OPTIMIZERS["sgd"])
-    manager = manage(model, tmp_path, Full(), dense=adam(model))
-    for call in (manager.start, lambda: manager.step(BATCH)):
-        with pytest.raises(ValueError, match="holds commits already; call resume"):
-            call()
-    assert (manager.steps, manager.samples) == (0, 0)
-
-
-def test_v23_nothing_intact_raises_instead_of_starting_over(tmp_path: Path) -> None:
-    first_part(tmp_path, Full(), "sgd", 6)
-    for segment in (tmp_path / "shards" / "0" / "segments").iterdir():
-        segment.write_bytes(segment.read_bytes()[:-1])
-    model = Net(OPTIMIZERS["sgd"])
-    before = everything(model)
-    manager = manage(model, tmp_path, Full(), dense=adam(model))
-    with pytest.raises(NoCheckpointError):
-        manager.resume()
-    with pytest.raises(ValueError, match="holds commits already"):
-        manager.start()
-    assert same(everything(model), before)
-    assert not manager.running
-
-
-def test_v22_damaged_newest_save_is_passed_over_and_named(tmp_path: Path) -> None:
-    first_part(tmp_path, Full(), "sgd", 11)
-    newest = max((tmp_path / "shards" / "1" / "segments").iterdir())
-    data = bytearray(newest.read_bytes())
-    data[-5] ^= 4
-    newest.write_bytes(bytes(data))
-    model = Net(OPTIMIZERS["sgd"])
-    manager = manage(model, tmp_path, Full(), dense=adam(model), loader=ResumableLoader(batches()))
-    report = manager.resume()
-    assert report is not None
-    assert report.step == 5
-    assert newest.name in " ".join(report.skipped)
-    manager.close()
-
-
-class Other(torch.nn.Module):
-    def __init__(self, *, rows: int = ROWS[0], hidden: int = 8) -> None:
-        super().__init__()
-        self.tables = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name="big", num_embeddings=rows, embedding_dim=8, feature_names=["a", "b"]
-                ),
-                EmbeddingBagConfig(name="mid", num_embeddings=ROWS[1], embedding_dim=4, feature_names=["c"]),
-                EmbeddingBagConfig(name="tiny", num_embeddings=ROWS[2], embedding_dim=4, feature_names=["d"]),
-            ],
-            optimizer=OPTIMIZERS["sgd"],
-            seed=11,
-        )
-        self.mlp = torch.nn.Linear(24, hidden)
-
-
-@pytest.mark.parametrize(
-    ("other", "job", "kind", "match"),
-    [
-        (Other(rows=ROWS[0] + 1), None, SchemaMismatchError, "big.*rows"),
-        (Other(), Job(total_hours=40.0, mtbf_hours=20.0, shards=5), SchemaMismatchError, "shards"),
-        (Other(hidden=9), None, ValueError, "another model"),
-    ],
-)
-def test_checkpoint_of_another_model_is_refused_with_nothing_changed(
-    tmp_path: Path, other: Any, job: Job | None, kind: type[Exception], match: str
-) -> None:
-    model = Net(OPTIMIZERS["sgd"])
-    with manage(model, tmp_path, Full()) as manager:
-        train_step(model, batches(1)[0])
+    for batch in batches(9):
+        train_step(model, batch)
         manager.step(BATCH)
-    before = [value.clone() for value in other.state_dict().values()]
-    files = list(tmp_path.rglob("*.json"))
-    options = {} if job is None else {"job": job}
-    manager = manage(other, tmp_path, Full(), **options)
-    with pytest.raises(kind, match=match):
-        manager.resume()
-    assert all(torch.equal(a, b) for a, b in zip(before, other.state_dict().values(), strict=True))
-    assert not manager.running
-    assert set(files) <= set(tmp_path.rglob("*.json"))
-
-
-def test_resume_comes_first(tmp_path: Path) -> None:
-    manager = manage(Net(OPTIMIZERS["sgd"]), tmp_path, Full())
-    manager.start()
-    with pytest.raises(ValueError, match="goes before"):
-        manager.resume()
-    manager.close()
+    manager.save(wait=True)
+    engine = model.tables.engine
+    unsaved = sum(int(engine.counts(table).sum()) for table in range(3))
+    assert unsaved > 0
+    for batch in batches(2, seed=8):  # trained again after the restart, so not lost
+        train_step(model, batch)
+    manager._stop()
+    resumed = manage(Net(OPTIMIZERS["adagrad"]), tmp_path, policy, target_pls=0.0625)
+    report = resumed.resume()
+    assert report is not None
+    assert report.lost_lookups == unsaved
+    lookups = sum(len(batch[0]) for batch in batches(9))
+    assert report.pls == pytest.approx(unsaved / lookups * 9 / STEPS)
+    assert resumed.pls == report.pls
+    resumed.close()
 
 
 KILLED = """
