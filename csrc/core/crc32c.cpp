@@ -93,13 +93,12 @@ constexpr std::array<Table, 4> make_stripe_shift() {
 constexpr std::array<Table, 4> kStripeShift = make_stripe_shift();
 
 inline uint32_t shift_stripe(uint32_t crc) {
-  return kStripeShift[0][crc & 0xff] ^ kStripeShift[1][(crc >> 8) & 0xff] ^
-         kStripeShift[2][(crc >> 16) & 0xff] ^ kStripeShift[3][crc >> 24];
+  return kStripeShift[0][crc & 0xff] ^ kStripeShift[1][(crc >> 8) & 0xff] ^ kStripeShift[2][(crc >> 16) & 0xff] ^
+         kStripeShift[3][crc >> 24];
 }
 
 // The instruction takes 3 cycles and one can start every cycle: three streams keep it busy.
-__attribute__((target("sse4.2"))) uint32_t update_sse42(const unsigned char* data, size_t size,
-                                                        uint32_t crc) noexcept {
+__attribute__((target("sse4.2"))) uint32_t update_sse42(const unsigned char* data, size_t size, uint32_t crc) noexcept {
   for (; size >= 3 * kStripe; data += 3 * kStripe, size -= 3 * kStripe) {
     uint64_t first = crc;
     uint64_t second = 0;

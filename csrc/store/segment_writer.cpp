@@ -19,7 +19,7 @@ namespace cpr::store {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kMaxPiecesPerWrite = 1024;    // IOV_MAX of Linux
+constexpr size_t kMaxPiecesPerWrite = 1024;   // IOV_MAX of Linux
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the safetensors format
 
 void append_json_string(const std::string& text, std::string& out) {
