@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,10 @@ class ChainSave:
         if manifest.exists():
             return  # an error after the link: the commit may be durable, so its segments stay
         for index in range(self._files):
-            files.remove(self._chain / naming.SEGMENTS / naming.segment_name(self.manifest.sequence, index))
+            with suppress(OSError):  # what cannot be removed is left to the next writer
+                files.remove(
+                    self._chain / naming.SEGMENTS / naming.segment_name(self.manifest.sequence, index)
+                )
 
     def _finish(self) -> None:
         self._open = False

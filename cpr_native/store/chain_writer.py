@@ -164,9 +164,12 @@ class ChainWriter:
         """Commits that history goes on from `target` (None: from the present head), and attaches to it.
 
         exact: False when the rows restored are not what base and deltas give: the next save must be a base.
-        commits: of the shards, for the global chain. Raises CorruptionError, FencedError, OSError.
+        commits: of the shards, for the global chain.
+        Raises CprError when a save is open; CorruptionError, FencedError, OSError.
         """
         self.check_process()
+        if self._save is not None:
+            raise CprError(f"{self.path}: a save is open; commit or abort it before a rollback")
         reader = ChainReader(self._root, self.chain, self.identity)
         target = target or self._position.head
         if target is None:

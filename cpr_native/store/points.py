@@ -21,7 +21,7 @@ class CheckpointStore:
     """A checkpoint directory. Making the object touches nothing; the first writer makes the directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
 
     def writer(
         self,

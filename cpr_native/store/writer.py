@@ -17,7 +17,7 @@ from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.checks import check_count
 from cpr_native.store.directory import RestorePoint
-from cpr_native.store.manifest import Ref
+from cpr_native.store.manifest import Ref, check_json
 from cpr_native.store.retention import prune
 from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.segment import SegmentPart
@@ -79,6 +79,7 @@ class Save:
         for running restores): call `abort` and take the snapshot's rows back.
         Raises ValueError, TypeError, FencedError, OSError.
         """
+        check_json("info", {} if info is None else dict(info))
         self._global.add_dense(dense)
         self.flush()
         commits: dict[int, Ref] = {}

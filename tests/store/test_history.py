@@ -39,6 +39,8 @@ def test_rollback_then_new_commits(tmp_path: Path) -> None:
     model = Model()
     with store.writer(SCHEMA, PLACEMENT) as writer:
         base = store.points()[2]
+        with writer.begin("base", step=0, samples=0), pytest.raises(CprError, match="before a rollback"):
+            writer.rollback(base)
         writer.rollback(base)
         assert store.latest().step == base.step == 1
         assert restored(store) == restored(store, "running") == seen[0]

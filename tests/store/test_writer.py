@@ -93,6 +93,27 @@ def test_one_save_at_a_time(tmp_path: Path) -> None:
         writer.begin("base", step=0, samples=0).abort()
 
 
+def test_an_abort_that_cannot_remove_leaves_it_to_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Path) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    store, model = CheckpointStore(tmp_path), Model()
+    with store.writer(SCHEMA, PLACEMENT) as writer:
+        with writer.begin("priority", step=0, samples=0) as save:
+            for part in model.parts(model.all_rows()):
+                save.add(part)
+            save.flush()
+            monkeypatch.setattr(files, "remove", failing)
+        monkeypatch.undo()
+        model.save(writer, "base")
+    assert [bool(chain.unfinished) for chain in inspect(tmp_path).chains] == [False, True, True, True]
+    assert restored(store) == model.rows()
+    store.writer(SCHEMA, PLACEMENT).close()
+    assert not any(chain.unfinished for chain in inspect(tmp_path).chains)
+
+
 def test_arguments_are_checked(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     with store.writer(SCHEMA, PLACEMENT) as writer:
@@ -112,6 +133,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
                 save.commit({"x": 1})  # type: ignore[dict-item]
         with writer.begin("priority", step=0, samples=0) as save, pytest.raises(TypeError, match="info"):
             save.commit({}, {"x": np.float32(1)})
+        assert [chain.commits[-1].kind for chain in inspect(tmp_path).chains] == ["epoch"] * 4
     with pytest.raises(ValueError, match="keep"):
         store.writer(SCHEMA, PLACEMENT, keep=0)
     with pytest.raises(ValueError, match="max_segment_bytes"):
