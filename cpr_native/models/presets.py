@@ -45,8 +45,8 @@ class Recipe:
 # `hashed_table_sizes(max_rows=100_000)`: AUC 0.755 on the last 10 %.
 CRITEO = Recipe(model=KAGGLE, batch_size=128, table_optimizer=RowWiseAdagrad(lr=0.02), dense_lr=0.005)
 # Small MLPs, so that most of what the model learns is in the tables. One pass over 270,000 samples of the
-# generator, tables of `kaggle_table_sizes(0.01)`: AUC 0.758 on the next 30,000, where the planted signal itself
-# reaches 0.80.
+# generator, tables of `kaggle_table_sizes(0.01)`: AUC 0.758 on the next 30,000, where the planted signal
+# itself reaches 0.80.
 DEMO = Recipe(
     model=DLRMConfig(bottom=(128, 64, 16), top=(128, 64, 1)),
     batch_size=512,
