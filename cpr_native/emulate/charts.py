@@ -10,9 +10,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cpr_native.emulate.results import RunResult
+from cpr_native.emulate.results import PARTS, RunResult
 
-PARTS = ("save", "load", "lost", "reschedule")
 _FILLS = {"save": "#56b4e9", "load": "#f0e442", "lost": "#d55e00", "reschedule": "#cccccc"}
 _HATCHES = {"save": "///", "load": "...", "lost": "xx", "reschedule": ""}
 _LINES: tuple[tuple[str, str, Any], ...] = (

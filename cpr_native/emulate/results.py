@@ -13,6 +13,9 @@ from typing import Any
 
 from cpr_native.overhead import Overhead, Recovery
 
+PARTS = ("save", "load", "lost", "reschedule")
+"""The parts of the overhead, in the order of `results.json`, tables and plots."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRecord:

@@ -36,7 +36,13 @@ def _run(strategy: str, mode: str, hours: Overhead, pls: float) -> RunResult:
 
 RESULTS = Results(
     data={"source": "train <b>.txt", "samples": 1000},
-    config={"total_hours": 56.0, "target_pls": 0.1, "failures": ["11:3", "40:6"]},
+    config={
+        "total_hours": 56.0,
+        "target_pls": 0.1,
+        "failures": ["11:3", "40:6"],
+        "overhead_percent_expected": {"full": 8.5155, "partial": 0.53125},
+        "damaged": [],
+    },
     runs=(
         _run("none", "full", Overhead(), 0.0),
         _run("full", "full", Overhead(save=2.3, load=0.09, lost=2.4, reschedule=0.09), 0.0),
@@ -93,7 +99,18 @@ def test_ids_within_the_page_are_unique_and_resolve(page: str) -> None:
 
 
 def test_report_shows_the_figures_of_the_results(page: str) -> None:
-    for text in ("8.71", "0.50", "54,321", "987", "12.3 MB", "0.7561", "11.00", "budget 0.1"):
+    for text in (
+        "8.71",
+        "0.50",
+        "54,321",
+        "987",
+        "12.3 MB",
+        "0.7561",
+        "11.00",
+        "budget 0.1",
+        "8.52 %",
+        "11:3, 40:6",
+    ):
         assert text in page
 
 
