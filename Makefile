@@ -7,6 +7,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+LINT_TOOLS := ruff mypy clang-format
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Directories are listed too, so that a deleted file also makes the installed package out of date.
 SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
@@ -51,7 +52,7 @@ bench-check: $(VENV)/bench.stamp  ## the benchmarks once, with timing off: only 
 develop: $(BIN)/python  ## install in place (editable), with every tool; rebuild by running it again
 	rm -f $(VENV)/*.stamp
 	$(INSTALL) pybind11 scikit-build-core cmake ninja
-	$(INSTALL) --no-build-isolation -v -e ".[demo,test,lint]" pre-commit
+	$(INSTALL) --no-build-isolation -v -e ".[demo,test]" $(LINT_TOOLS) pre-commit
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build results.json report.html demo-checkpoints .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -65,14 +66,14 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 
 # The tools of an extra, for the package that is installed: "." would build it again.
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(INSTALL) "cpr-native[test]"
+	$(INSTALL) -q "cpr-native[test]"
 	@touch $@
 
-$(VENV)/lint.stamp: $(VENV)/demo.stamp
-	$(INSTALL) "cpr-native[lint]"
+$(VENV)/lint.stamp: constraints.txt | $(BIN)/python
+	$(INSTALL) -q $(LINT_TOOLS)
 	@touch $@
 
 # Without its dependencies: numpy and torch are there, as pinned.
 $(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(INSTALL) --no-deps fbgemm-gpu-cpu
+	$(INSTALL) -q --no-deps fbgemm-gpu-cpu
 	@touch $@
