@@ -90,6 +90,7 @@ def test_running_past_a_damaged_delta_asks_for_a_base(tmp_path: Path) -> None:
         damage(tmp_path / what, "shards/1", what, 5)
         plan = store.shard_plan(1)
         assert plan.broken
+        assert plan.chains[0].exact is None
         assert [s.commit.sequence for s in plan.segments] == [2, 3, 4, 6]
         with store.writer(SCHEMA, PLACEMENT) as writer:
             writer.rollback(store.latest("running"))

@@ -118,11 +118,15 @@ def test_a_chain_without_an_intact_manifest_is_not_written_over(tmp_path: Path) 
         store.writer(SCHEMA, PLACEMENT)
 
 
-def test_each_writer_is_a_new_incarnation_and_older_ones_are_fenced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_each_writer_is_a_new_incarnation_and_older_ones_are_fenced(tmp_path: Path, written: bool) -> None:
     store, model = CheckpointStore(tmp_path), Model()
     with store.writer(SCHEMA, PLACEMENT) as writer:
         model.save(writer, "base")
         old = writer.begin("delta", step=1, samples=1)
+        if written:  # then the newer writer's epoch has a higher number, and this one's is still free
+            old.add(model.parts({"user": [0]})[0])
+            old.flush()
         # The lock file is lost (a directory on two hosts): the newer writer takes over.
         for lock in tmp_path.rglob("LOCK"):
             lock.unlink()
