@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from cpr_native._native import Selection
 from cpr_native.overhead import Plan, Recovery
@@ -89,9 +89,9 @@ def prioritised_tables(tables: Sequence[Table], row_share: float = 0.99) -> list
 class Full:
     """Save everything at full recovery's optimal interval; a failure sends the whole job back."""
 
-    name: str = "full"
-    recovery: Recovery = "full"
-    fraction: float = 1.0
+    name: ClassVar[str] = "full"
+    recovery: ClassVar[Recovery] = "full"
+    fraction: ClassVar[float] = 1.0
 
     def interval_hours(self, plan: Plan) -> float:
         """Return `sqrt(2*O_save*T_fail)`, at most the job's length."""
@@ -115,9 +115,9 @@ class Delta:
     """
 
     base_every: int = 32
-    name: str = "delta"
-    recovery: Recovery = "full"
-    fraction: float = 1.0
+    name: ClassVar[str] = "delta"
+    recovery: ClassVar[Recovery] = "full"
+    fraction: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if self.base_every < 1:
@@ -140,9 +140,9 @@ class Delta:
 class Partial:
     """Save everything at the interval of the target PLS; only failed shards go back (CPR-vanilla)."""
 
-    name: str = "partial"
-    recovery: Recovery = "partial"
-    fraction: float = 1.0
+    name: ClassVar[str] = "partial"
+    recovery: ClassVar[Recovery] = "partial"
+    fraction: ClassVar[float] = 1.0
 
     def interval_hours(self, plan: Plan) -> float:
         """Return `2*PLS*N*T_fail`, at most the job's length."""
@@ -167,7 +167,7 @@ class _Priority:
 
     fraction: float = 0.125
     row_share: float = 0.99
-    recovery: Recovery = "partial"
+    recovery: ClassVar[Recovery] = "partial"
 
     def __post_init__(self) -> None:
         for name in ("fraction", "row_share"):
@@ -200,7 +200,7 @@ class _Priority:
 class Mfu(_Priority):
     """Save the most frequently used rows since their last save (CPR-MFU)."""
 
-    name: str = "mfu"
+    name: ClassVar[str] = "mfu"
 
     def selections(self, tables: Sequence[Table], kind: SaveKind) -> list[Selection]:
         """Return the `fraction` most used rows of each prioritised table and all rows of the others."""
@@ -214,7 +214,7 @@ class Ssu(_Priority):
     The list holds the fraction that the tables' trackers were built with; `fraction` must be the same.
     """
 
-    name: str = "ssu"
+    name: ClassVar[str] = "ssu"
 
     def selections(self, tables: Sequence[Table], kind: SaveKind) -> list[Selection]:
         """Return the listed rows of each prioritised table and all rows of the others."""

@@ -140,6 +140,13 @@ def test_bad_fractions_raise(kind: type[Mfu] | type[Ssu], name: str, value: floa
         kind(**{name: value})
 
 
+def test_name_and_recovery_are_of_the_kind_of_policy() -> None:
+    with pytest.raises(TypeError, match="recovery"):
+        Mfu(recovery="full")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="name"):
+        Full(name="mine")  # type: ignore[call-arg]
+
+
 def test_base_every_must_be_positive() -> None:
     with pytest.raises(ValueError, match="base_every must be at least 1, got 0"):
         Delta(base_every=0)

@@ -79,9 +79,8 @@ class RecoveryManager:
             ledger if partial else None,
             background=background,
         )
-        self._losses = Losses(
-            ledger, total_samples=total_samples, shards=job.shards, by_lookups=self.policy.fraction < 1
-        )
+        ranked = self.policy.kind(0) == "priority"
+        self._losses = Losses(ledger, total_samples=total_samples, shards=job.shards, by_lookups=ranked)
         if partial:
             ledger.watch(self._tables.module, self._tables.features, self._tables.blocks(self._placement))
         self.dense_optimizer = dense_optimizer

@@ -106,13 +106,13 @@ class BackgroundSaver:
             dense = {"state": encode(pending.dense)}
             unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
             result = save.commit(dense=dense, info={**pending.info, "unsaved_lookups": unsaved})
+            snapshot.commit()
         except BaseException:
             try:
                 save.abort()
             finally:
                 snapshot.abort()
             raise
-        snapshot.commit()
         report = SaveReport(
             sequence=result.sequence,
             kind=pending.kind,

@@ -149,7 +149,7 @@ class Saves:
             return
         if isinstance(outcome, SaveFailed):
             self._error = outcome.error
-            self.due |= outcome.reason == "due"
+            self.due |= outcome.reason in ("start", "due")
             return
         report = outcome.report
         self.committed.append(report)

@@ -31,9 +31,8 @@ from cpr_native.recovery import ResumableLoader
 def left_behind(path: Path, steps: int) -> None:
     """A job that ended as in a crash: no close, the lock freed."""
     model = Net(OPTIMIZERS["sgd"])
-    manager = manage(
-        model, path, Full(), dense=adam(model), loader=ResumableLoader(batches()), background=False
-    )
+    loader = ResumableLoader(batches())
+    manager = manage(model, path, Full(), dense=adam(model), loader=loader, background=False)
     manager.start()
     for batch in batches(steps):
         train_step(model, batch)

@@ -1,0 +1,84 @@
+"""Saves with little memory, and a first save that fails."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recovery.jobs import BATCH, OPTIMIZERS, ROWS, Net, batches, manage, rows_of, same, train_step
+
+import cpr_native.store.segment
+from cpr_native.config import EmbeddingBagConfig
+from cpr_native.modules import EmbeddingBagCollection
+from cpr_native.policy import Delta, Full, Mfu
+
+
+class Large(torch.nn.Module):
+    """One table of 2.6 MB with room for a third of it in a snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(name="t", num_embeddings=40_000, embedding_dim=16, feature_names=["f"])
+        self.tables = EmbeddingBagCollection(
+            [config], optimizer=OPTIMIZERS["adagrad"], max_staging_bytes=2**20
+        )
+
+
+def test_staging_smaller_than_the_table_is_written_in_pieces(tmp_path: Path) -> None:
+    model = Large()
+    manager = manage(model, tmp_path, Full())  # type: ignore[arg-type]
+    manager.start()
+    ids = torch.arange(0, 40_000, 997)
+    for _ in range(3):
+        model.tables(ids, torch.arange(len(ids) + 1)).square().sum().backward()
+        manager.step(BATCH)
+    manager.flush()
+    assert [save.rows for save in manager.saves] == [40_000]
+    expected = model.tables.engine.weight(0).copy()
+    manager.close()
+    again = Large()
+    manager = manage(again, tmp_path, Full())  # type: ignore[arg-type]
+    manager.resume()
+    assert again.tables.engine.weight(0).tobytes() == expected.tobytes()
+    manager.close()
+
+
+def test_first_base_that_failed_is_made_at_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", "segment")
+
+    model = Net(OPTIMIZERS["adagrad"])
+    manager = manage(model, tmp_path, Delta())
+    with monkeypatch.context() as patch:
+        patch.setattr(cpr_native.store.segment, "_write", full)
+        manager.start()
+        with pytest.raises(OSError, match="No space left"):
+            manager.flush()
+    train_step(model, batches(1)[0])
+    manager.step(BATCH)
+    manager.flush()
+    assert [(save.kind, save.step, save.rows) for save in manager.saves] == [("base", 1, sum(ROWS))]
+    at_save = rows_of(model)
+    train_step(model, batches(1, seed=8)[0])
+    manager.step(BATCH)
+    manager.recover([0])
+    assert same(rows_of(model), at_save)
+    manager.close()
+
+
+def test_priority_policy_of_all_rows_measures_lookups_too(tmp_path: Path) -> None:
+    model = Net(OPTIMIZERS["adagrad"])
+    manager = manage(model, tmp_path, Mfu(fraction=1.0), target_pls=0.0625, background=False)
+    manager.start()
+    for batch in batches(12):
+        train_step(model, batch)
+        manager.step(BATCH)
+    report = manager.recover([0])
+    lookups = sum(len(batch[0]) for batch in batches(12))
+    assert report.pls == pytest.approx(report.lost_lookups / lookups * 12 / 40)
+    manager.close()
