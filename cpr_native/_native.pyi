@@ -6,7 +6,9 @@ Every function checks its arguments before anything is written or counted and re
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 import numpy as np
 from numpy.typing import NDArray

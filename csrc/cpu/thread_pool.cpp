@@ -3,15 +3,17 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace cpr::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr uint32_t kHelpersMask = 255;
 constexpr int kSpins = 2000;  // polls before a worker parks, a few tens of microseconds
 
 inline void relax() {
@@ -20,18 +22,61 @@ inline void relax() {
 #endif
 }
 
+// Runs one call after another; a worker polls for a while after each, since the next call of a step is near, then
+// parks.
+class Worker {
+ public:
+  // Starts a detached thread that runs `work` once for every call of wake(); `work` lives as long as the process.
+  explicit Worker(std::function<void()> work) : work_(std::move(work)) {
+    std::thread([this] { loop(); }).detach();
+  }
+
+  void wake() {
+    calls_.fetch_add(1, std::memory_order_seq_cst);
+    if (!parked_.load(std::memory_order_seq_cst)) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+    }
+    called_.notify_one();
+  }
+
+ private:
+  void loop() {
+    for (uint64_t seen = 0;; ++seen) {
+      for (int spin = 0; spin < kSpins && calls_.load(std::memory_order_acquire) == seen; ++spin) relax();
+      if (calls_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        parked_.store(true, std::memory_order_seq_cst);
+        called_.wait(lock, [&] { return calls_.load(std::memory_order_seq_cst) != seen; });
+        parked_.store(false, std::memory_order_seq_cst);
+      }
+      work_();
+    }
+  }
+
+  const std::function<void()> work_;
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<bool> parked_{false};
+  std::mutex mutex_;
+  std::condition_variable called_;
+};
+
 class Pool {
  public:
   void run(int64_t tasks, int threads, const std::function<void(int64_t, int)>& body) {
-    start(threads - 1);
+    const size_t helpers = static_cast<size_t>(threads - 1);
+    while (workers_.size() < helpers) {
+      const int thread = static_cast<int>(workers_.size()) + 1;
+      workers_.push_back(std::make_unique<Worker>([this, thread] {
+        work(thread);
+        running_.fetch_sub(1, std::memory_order_release);
+      }));
+    }
     body_ = &body;
     tasks_ = tasks;
     next_.store(0, std::memory_order_relaxed);
-    const uint32_t helpers = static_cast<uint32_t>(threads - 1);
     running_.store(threads - 1, std::memory_order_relaxed);
-    const uint32_t call = call_.load(std::memory_order_relaxed);
-    call_.store(((call & ~kHelpersMask) + kHelpersMask + 1) | helpers, std::memory_order_release);
-    call_.notify_all();
+    for (size_t i = 0; i < helpers; ++i) workers_[i]->wake();
     work(0);
     for (int spin = 0; running_.load(std::memory_order_acquire) != 0; ++spin) {
       if (spin < kSpins) {
@@ -45,24 +90,6 @@ class Pool {
   std::mutex& mutex() { return mutex_; }
 
  private:
-  void start(int count) {
-    while (started_ < static_cast<uint32_t>(count)) {
-      const uint32_t index = ++started_;
-      std::thread([this, index, seen = call_.load(std::memory_order_acquire)] { loop(index, seen); }).detach();
-    }
-  }
-
-  void loop(uint32_t index, uint32_t seen) {
-    for (;;) {
-      for (int spin = 0; spin < kSpins && call_.load(std::memory_order_acquire) == seen; ++spin) relax();
-      call_.wait(seen, std::memory_order_acquire);
-      seen = call_.load(std::memory_order_acquire);
-      if (index > (seen & kHelpersMask)) continue;
-      work(static_cast<int>(index));
-      running_.fetch_sub(1, std::memory_order_release);
-    }
-  }
-
   void work(int thread) {
     for (int64_t task = next_.fetch_add(1, std::memory_order_relaxed); task < tasks_;
          task = next_.fetch_add(1, std::memory_order_relaxed)) {
@@ -71,13 +98,11 @@ class Pool {
   }
 
   std::mutex mutex_;
-  uint32_t started_ = 0;
+  std::vector<std::unique_ptr<Worker>> workers_;
   const std::function<void(int64_t, int)>* body_ = nullptr;
   int64_t tasks_ = 0;
   std::atomic<int64_t> next_{0};
   std::atomic<int> running_{0};
-  // Number of the call << 8 | helpers that take part in it: one word, so that a late worker can't mix two calls.
-  std::atomic<uint32_t> call_{0};
 };
 
 std::atomic<Pool*> g_pool{nullptr};

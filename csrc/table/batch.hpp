@@ -46,7 +46,7 @@ class Batch {
   bool unit_bags = false;              // every bag holds one id
   bool weighted = false;
   bool consumed = false;  // by update
-  bool counted = false;   // by gradient
+  int64_t step = -1;      // of the first gradient: the others belong to the same one
 
  private:
   std::shared_ptr<BatchPool> pool_;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kMinTouchedRows = 1024;
 constexpr double kStallLimitSeconds = 60.0;
-
 }  // namespace
 
 Snapshot::Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool)
@@ -39,6 +38,8 @@ void Snapshot::start(bool blocking) {
   }
   if (blocking) {
     walk(true);
+    const std::lock_guard<std::mutex> step(*step_mutex_);
+    complete();
   } else {
     try {
       walker_ = std::make_unique<std::thread>([this] { walk(false); });
@@ -58,6 +59,7 @@ SelectRule Snapshot::current_rule(const TableTask& task) const {
 }
 
 void Snapshot::reserve(const std::vector<int64_t>& needs) {
+  complete();
   const auto start = std::chrono::steady_clock::now();
   bool waited = false;
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -68,10 +70,10 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
     if (task.touched != nullptr) seal(std::move(task.touched));
     const int64_t rows = std::min(std::max(2 * need, kMinTouchedRows), task.part.table->num_rows());
     const int64_t limit = 2 * pool_->max_bytes();
-    waited = waited || pool_->bytes_out() + StagingBuffer::bytes_for(task.part.table->dim(), rows) > limit;
+    waited |= pool_->bytes_out() + StagingBuffer::bytes_for(task.part.table->dim(), rows) > limit;
     const auto cancelled = [this] { return discard_.load(std::memory_order_acquire); };
-    task.touched =
-        pool_->acquire(static_cast<int>(t), task.part.table->dim(), rows, limit, kStallLimitSeconds, cancelled);
+    task.touched = pool_->acquire(static_cast<int>(t), task.part.table->dim(), rows, limit, kStallLimitSeconds,
+                                  cancelled, [this] { return reader_starves(); });
     if (task.touched == nullptr && !cancelled()) {
       throw StagingFull("update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) + " of at most " +
                         std::to_string(limit) +
@@ -96,6 +98,11 @@ void Snapshot::attach(int table, TableView* view) const {
   }
 }
 
+bool Snapshot::reader_starves() const {
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  return reader_waits_.load() && sealed_.empty();
+}
+
 void Snapshot::seal(StagingPtr buffer) {
   if (buffer == nullptr || buffer->size() == 0) return;
   tables_[static_cast<size_t>(buffer->table())].rows_staged.fetch_add(buffer->size(), std::memory_order_relaxed);
@@ -106,8 +113,9 @@ void Snapshot::seal(StagingPtr buffer) {
   queue_changed_.notify_all();
 }
 
-void Snapshot::finish_walk() {
-  const std::lock_guard<std::mutex> step(*step_mutex_);
+// With step_mutex held: no update is between settling a row and copying it.
+void Snapshot::complete() {
+  if (!swept_.load(std::memory_order_acquire) || !walking()) return;
   for (TableTask& task : tables_) seal(std::move(task.touched));
   walked_.store(true, std::memory_order_release);
   {
@@ -115,6 +123,11 @@ void Snapshot::finish_walk() {
     status_ = Status::kComplete;
   }
   queue_changed_.notify_all();
+}
+
+void Snapshot::try_complete() {
+  const std::unique_lock<std::mutex> step(*step_mutex_, std::try_to_lock);
+  if (step.owns_lock()) complete();
 }
 
 void Snapshot::fail(const std::string& why) {
@@ -138,89 +151,8 @@ std::string Snapshot::failure() const {
   return {};
 }
 
-bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
-  while (chunks_.empty()) {
-    StagingPtr buffer;
-    {
-      std::unique_lock<std::mutex> lock(queue_mutex_);
-      const auto ready = [&] { return !failure().empty() || !sealed_.empty() || status_ != Status::kWalking; };
-      if (timeout_seconds < 0) {
-        queue_changed_.wait(lock, ready);
-      } else if (!queue_changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), ready)) {
-        throw Error("next_chunk: no chunk within " + std::to_string(timeout_seconds) + " s");
-      }
-      if (!failure().empty()) throw Error("next_chunk: " + failure());
-      if (sealed_.empty()) return false;
-      buffer = std::move(sealed_.front());
-      sealed_.pop_front();
-    }
-    log_buffer(*buffer);
-    split(std::move(buffer));
-  }
-  *chunk = std::move(chunks_.front());
-  chunks_.pop_front();
-  return true;
-}
-
-// Keeps what abort needs, then leaves the counts alone in the words: that is what readers see.
-void Snapshot::log_buffer(const StagingBuffer& buffer) {
-  TableTask& task = tables_[static_cast<size_t>(buffer.table())];
-  const StagingView& v = buffer.view();
-  const int64_t offset = task.part.table->spec().row_offset;
-  // A priority snapshot leaves the dirty bits in place.
-  const uint32_t given = kCountMask | kListedBit | (task.part.rule.clears_dirty ? kDirtyBit : 0);
-  for (int64_t i = 0; i < buffer.size(); ++i) {
-    if ((v.words[i] & given) != 0) {
-      task.log_rows.push_back(v.rows[i] - offset);
-      task.log_words.push_back(v.words[i] & given);
-    }
-    v.words[i] &= kCountMask;
-  }
-}
-
-// Cuts a buffer into chunks of one shard each; rows staged by the update pass come in any order and are brought into
-// shard order first.
-void Snapshot::split(StagingPtr buffer) {
-  const Part& part = tables_[static_cast<size_t>(buffer->table())].part;
-  const int64_t n = buffer->size();
-  if (part.shard_rows == 0) {
-    chunks_.push_back({std::move(buffer), 0, 0, n});
-    return;
-  }
-  const int64_t offset = part.table->spec().row_offset;
-  const auto shard_of = [&](int64_t row) { return (row - offset) / part.shard_rows; };
-  const int64_t* rows = buffer->view().rows;
-  const auto later = [&](int64_t a, int64_t b) { return shard_of(a) < shard_of(b); };
-  if (!std::is_sorted(rows, rows + n, later)) {
-    std::vector<int64_t> order(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return later(rows[a], rows[b]); });
-    const int64_t dim = buffer->dim();
-    StagingPtr sorted = pool_->acquire(buffer->table(), dim, n, INT64_MAX, -1.0, [] { return false; });
-    const StagingView& from = buffer->view();
-    const StagingView& to = sorted->view();
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t j = order[static_cast<size_t>(i)];
-      to.rows[i] = from.rows[j];
-      to.state[i] = from.state[j];
-      to.words[i] = from.words[j];
-      std::copy_n(from.weight + j * dim, dim, to.weight + i * dim);
-    }
-    sorted->set_size(n);
-    buffer = std::move(sorted);
-    rows = buffer->view().rows;
-  }
-  for (int64_t begin = 0; begin < n;) {
-    const int64_t shard = shard_of(rows[begin]);
-    const int64_t* end = std::partition_point(rows + begin, rows + n, [&](int64_t r) { return shard_of(r) <= shard; });
-    chunks_.push_back({buffer, shard, begin, end - rows});
-    begin = end - rows;
-  }
-}
-
 void Snapshot::commit() {
   {
-    const std::lock_guard<std::mutex> step(*step_mutex_);
     const std::lock_guard<std::mutex> lock(queue_mutex_);
     if (!failure().empty()) throw Error("commit: " + failure());
     if (status_ == Status::kCommitted) throw std::invalid_argument("commit: the snapshot was committed before");
@@ -245,6 +177,7 @@ void Snapshot::abort() {
   pool_->wake();
   join();
   const std::lock_guard<std::mutex> step(*step_mutex_);
+  complete();
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   if (status_ == Status::kAborted) return;
   for (const StagingPtr& buffer : sealed_) log_buffer(*buffer);

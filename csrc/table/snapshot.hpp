@@ -73,7 +73,7 @@ class Snapshot {
   // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, and on timeout
   // (negative: none).
   bool next_chunk(double timeout_seconds, Chunk* chunk);
-  // What the snapshot took is dropped; every chunk must have been handed out. Takes step_mutex.
+  // What the snapshot took is dropped; every chunk must have been handed out.
   void commit();
   // What the snapshot took is merged back: dirty bits, counts, list entries. Finishes the walk. Takes step_mutex.
   void abort();
@@ -96,8 +96,10 @@ class Snapshot {
   void walk(bool blocking);
   void walk_table(int index, bool blocking);
   bool walk_row(int index, const TableView& view, int64_t row, StagingPtr* buffer, bool blocking, TrackerDelta* delta);
+  bool reader_starves() const;
   StagingPtr walk_buffer(int index, bool blocking);
-  void finish_walk();
+  void complete();
+  void try_complete();
   void seal(StagingPtr buffer);
   void log_buffer(const StagingBuffer& buffer);
   void split(StagingPtr buffer);
@@ -112,8 +114,11 @@ class Snapshot {
   const pid_t owner_;
   std::mutex join_mutex_;
   std::atomic<bool> discard_{false};
-  std::atomic<bool> walked_{false};
+  std::atomic<bool> swept_{false};   // the walk has settled every row
+  std::atomic<bool> walked_{false};  // and what the update pass staged has been sealed
   std::atomic<double> stall_seconds_{0.0};
+
+  std::atomic<bool> reader_waits_{false};
 
   mutable std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queue_changed_;

@@ -40,13 +40,13 @@ StagingBuffer::StagingBuffer(std::shared_ptr<StagingPool> pool, HugeBuffer memor
 StagingBuffer::~StagingBuffer() { pool_->release(std::move(memory_)); }
 
 StagingPtr StagingPool::acquire(int table, int64_t dim, int64_t rows, int64_t limit, double timeout_seconds,
-                                const std::function<bool()>& cancelled) {
+                                const std::function<bool()>& cancelled, const std::function<bool()>& starved) {
   const size_t wanted = static_cast<size_t>(StagingBuffer::bytes_for(dim, rows));
   const size_t bytes = std::max(kSmallest, wanted >= (size_t{2} << 20) ? wanted : std::bit_ceil(wanted));
   HugeBuffer memory;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto ready = [&] { return cancelled() || out_ == 0 || out_ + static_cast<int64_t>(bytes) <= limit; };
+    const auto ready = [&] { return cancelled() || out_ + static_cast<int64_t>(bytes) <= limit || starved(); };
     if (timeout_seconds < 0) {
       returned_.wait(lock, ready);
     } else if (!returned_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), ready)) {

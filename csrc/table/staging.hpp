@@ -48,10 +48,11 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
   explicit StagingPool(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Waits while more than `limit` bytes would be out; the first buffer is always granted. nullptr once `cancelled`
-  // holds or after `timeout_seconds` (negative: no timeout).
+  // Waits while more than `limit` bytes would be out, unless `starved` holds: the reader waits for this very buffer,
+  // perhaps with views of older ones in its hands. nullptr once `cancelled` holds or after `timeout_seconds` (negative:
+  // no timeout).
   StagingPtr acquire(int table, int64_t dim, int64_t rows, int64_t limit, double timeout_seconds,
-                     const std::function<bool()>& cancelled);
+                     const std::function<bool()>& cancelled, const std::function<bool()>& starved);
   void wake();
   int64_t max_bytes() const { return max_bytes_; }
   int64_t bytes_out() const;

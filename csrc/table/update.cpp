@@ -37,7 +37,7 @@ void Collection::draw_samples(Batch* batch) {
   std::vector<uint64_t>& sampled = batch->buffers().sampled;
   sampled.resize(static_cast<size_t>((batch->num_ids() + 63) / 64));
   for (size_t block = 0; block < sampled.size(); ++block) {
-    sampled[block] = sample_bits(sample_key_, static_cast<uint64_t>(step_), block, log2_period_);
+    sampled[block] = sample_bits(sample_key_, static_cast<uint64_t>(batch->step), block, log2_period_);
   }
 }
 
@@ -140,7 +140,7 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float
   args.per_sample_weights = batch->weighted ? buffers.per_sample_weights.data() : nullptr;
   args.inverse_length = args.table.mean && !batch->unit_bags ? buffers.inverse_length.data() : nullptr;
   args.sampled = args.table.ssu.slots != nullptr ? buffers.sampled.data() : nullptr;
-  args.step = static_cast<uint64_t>(step_);
+  args.step = static_cast<uint64_t>(batch->step);
   return args;
 }
 
@@ -176,6 +176,7 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
     return false;
   }
   reserve_staging(*batch);
+  batch->step = step_;
   draw_samples(batch);
   run_units(batch, plan_units(batch, threads, frozen), grad, threads, grad_scale);
   batch->consumed = true;
@@ -188,6 +189,7 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
   check_owner("gradient");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "gradient");
+  if (batch->step < 0) batch->step = step_++;  // one step a batch, however many tables or repeated backwards ask
   std::vector<bool> others(tables_.size(), true);
   others[static_cast<size_t>(index)] = false;
   const std::vector<Unit> units = plan_units(batch, 1, others);
@@ -209,8 +211,6 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
   }
   rows->resize(static_cast<size_t>(unique));
   values->resize(static_cast<size_t>(unique * table(index).dim()));
-  if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
-  batch->counted = true;
   return unique;
 }
 

@@ -12,8 +12,9 @@ namespace cpr {
 
 namespace {
 
-constexpr int kNice = 10;  // never idle priority: a walk that holds a chunk must get on
+constexpr int kNice = 5;  // never idle priority: a walk that holds a chunk must get on
 constexpr int64_t kMaxChunkBytes = int64_t{64} << 20;
+constexpr int64_t kMinChunkRows = 256;
 constexpr int64_t kRowsPerFlush = 1 << 20;
 
 // Reads memory that the update pass may write at the same time. What is read counts only if the row's word is then
@@ -38,7 +39,8 @@ void Snapshot::walk(bool blocking) {
   for (size_t t = 0; t < tables_.size(); ++t) {
     if (tables_[t].taken) walk_table(static_cast<int>(t), blocking);
   }
-  finish_walk();
+  swept_.store(true, std::memory_order_release);
+  queue_changed_.notify_all();
 }
 
 void Snapshot::walk_table(int index, bool blocking) {
@@ -94,10 +96,11 @@ StagingPtr Snapshot::walk_buffer(int index, bool blocking) {
   const Part& part = tables_[static_cast<size_t>(index)].part;
   const int64_t dim = part.table->dim();
   const int64_t chunk_bytes = std::min(kMaxChunkBytes, std::max<int64_t>(pool_->max_bytes() / 4, 1));
-  const int64_t fitting = std::max<int64_t>(1, chunk_bytes / StagingBuffer::bytes_for(dim, 1024) * 1024);
+  const int64_t fitting = std::max(kMinChunkRows, chunk_bytes / StagingBuffer::bytes_for(dim, 1024) * 1024);
   const int64_t rows = std::clamp<int64_t>(part.expected_rows + 1, 1, fitting);
-  return pool_->acquire(index, dim, rows, blocking ? INT64_MAX : pool_->max_bytes(), -1.0,
-                        [this] { return discard_.load(std::memory_order_acquire); });
+  return pool_->acquire(
+      index, dim, rows, blocking ? INT64_MAX : pool_->max_bytes(), -1.0,
+      [this] { return discard_.load(std::memory_order_acquire); }, [this] { return reader_starves(); });
 }
 
 }  // namespace cpr

@@ -1,0 +1,113 @@
+// The snapshot's reader side: handing out sealed buffers as chunks of one table and one shard.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/errors.hpp"
+#include "table/snapshot.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr auto kSealRetry = std::chrono::microseconds(200);  // between updates, once the walk has seen every row
+constexpr auto kPoll = std::chrono::milliseconds(20);        // only against a timeout running out
+
+}  // namespace
+
+bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(std::max(timeout_seconds, 0.0));
+  while (chunks_.empty()) {
+    StagingPtr buffer;
+    {
+      std::unique_lock<std::mutex> lock(queue_mutex_);
+      while (failure().empty() && sealed_.empty() && status_ == Status::kWalking) {
+        if (timeout_seconds >= 0 && Clock::now() >= deadline) {
+          throw Error("next_chunk: no chunk within " + std::to_string(timeout_seconds) + " s");
+        }
+        const bool swept = swept_.load(std::memory_order_acquire);
+        if (!reader_waits_.exchange(true)) {
+          lock.unlock();
+          pool_->wake();
+          lock.lock();
+          continue;
+        }
+        queue_changed_.wait_for(lock, swept ? kSealRetry : kPoll);
+        if (!swept) continue;
+        lock.unlock();
+        try_complete();
+        lock.lock();
+      }
+      reader_waits_.store(false);
+      if (!failure().empty()) throw Error("next_chunk: " + failure());
+      if (sealed_.empty()) return false;
+      buffer = std::move(sealed_.front());
+      sealed_.pop_front();
+    }
+    log_buffer(*buffer);
+    split(std::move(buffer));
+  }
+  *chunk = std::move(chunks_.front());
+  chunks_.pop_front();
+  return true;
+}
+
+// Keeps what abort needs, then leaves the counts alone in the words: that is what readers see.
+void Snapshot::log_buffer(const StagingBuffer& buffer) {
+  TableTask& task = tables_[static_cast<size_t>(buffer.table())];
+  const StagingView& v = buffer.view();
+  const int64_t offset = task.part.table->spec().row_offset;
+  // A priority snapshot leaves the dirty bits in place.
+  const uint32_t given = kCountMask | kListedBit | (task.part.rule.clears_dirty ? kDirtyBit : 0);
+  for (int64_t i = 0; i < buffer.size(); ++i) {
+    if ((v.words[i] & given) != 0) {
+      task.log_rows.push_back(v.rows[i] - offset);
+      task.log_words.push_back(v.words[i] & given);
+    }
+    v.words[i] &= kCountMask;
+  }
+}
+
+// Cuts a buffer into chunks of one shard each; rows staged by the update pass come in any order and are brought into
+// shard order first.
+void Snapshot::split(StagingPtr buffer) {
+  const Part& part = tables_[static_cast<size_t>(buffer->table())].part;
+  const int64_t n = buffer->size();
+  if (part.shard_rows == 0) {
+    chunks_.push_back({std::move(buffer), 0, 0, n});
+    return;
+  }
+  const int64_t offset = part.table->spec().row_offset;
+  const auto shard_of = [&](int64_t row) { return (row - offset) / part.shard_rows; };
+  const int64_t* rows = buffer->view().rows;
+  const auto later = [&](int64_t a, int64_t b) { return shard_of(a) < shard_of(b); };
+  if (!std::is_sorted(rows, rows + n, later)) {
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return later(rows[a], rows[b]); });
+    const int64_t dim = buffer->dim();
+    StagingPtr sorted =
+        pool_->acquire(buffer->table(), dim, n, INT64_MAX, -1.0, [] { return false; }, [] { return false; });
+    const StagingView& from = buffer->view();
+    const StagingView& to = sorted->view();
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t j = order[static_cast<size_t>(i)];
+      to.rows[i] = from.rows[j];
+      to.state[i] = from.state[j];
+      to.words[i] = from.words[j];
+      std::copy_n(from.weight + j * dim, dim, to.weight + i * dim);
+    }
+    sorted->set_size(n);
+    buffer = std::move(sorted);
+    rows = buffer->view().rows;
+  }
+  for (int64_t begin = 0; begin < n;) {
+    const int64_t shard = shard_of(rows[begin]);
+    const int64_t* end = std::partition_point(rows + begin, rows + n, [&](int64_t r) { return shard_of(r) <= shard; });
+    chunks_.push_back({buffer, shard, begin, end - rows});
+    begin = end - rows;
+  }
+}
+
+}  // namespace cpr

@@ -1,0 +1,134 @@
+"""The same bits for every instruction set, thread count and run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpr_native._native import supported_isas
+
+PROGRAM = """
+import hashlib, sys
+import numpy as np
+from engine import Engine, drain
+from cpr_native._native import Selection, isa
+
+digest = hashlib.sha256()
+threads = int(sys.argv[1])
+rng = np.random.default_rng(0)
+for dim in (1, 3, 4, 8, 16, 17, 32, 40, 64, 128):
+    for optimizer, pooling in (("sgd", "sum"), ("row_wise_adagrad", "mean")):
+        engine = Engine(rows=(60_000, 97, 1), dim=dim, threads=threads, optimizer=optimizer, pooling=pooling)
+        for step in range(3):
+            lengths = rng.integers(0, 4, 3 * 3000)
+            lengths[7], lengths[3001] = 5000, 1025
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            ids = np.concatenate([
+                rng.integers(0, n, offsets[(t + 1) * 3000] - offsets[t * 3000])
+                for t, n in enumerate(engine.rows)
+            ])
+            out, _ = engine.lookup(ids, offsets)
+            digest.update(out.tobytes())
+            grad = rng.standard_normal(out.shape).astype(np.float32)
+            assert engine.step(ids, offsets, grad)
+        for table in range(3):
+            weight, state, words = engine.rows_of(table)
+            digest.update(weight.tobytes() + words.tobytes())
+            digest.update(b"" if state is None else state.tobytes())
+            digest.update(engine.native.sampled_rows(table).tobytes())
+        snapshot = engine.begin(*(Selection.most_used(20) for _ in range(3)), clears_dirty=False)
+        for taken in drain(snapshot, 3):
+            digest.update(taken.rows.tobytes() + taken.count.tobytes())
+        snapshot.commit()
+print(isa(), digest.hexdigest())
+"""
+
+
+def digest_of(isa: str, threads: int) -> str:
+    environment = {**os.environ, "CPR_ISA": isa}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(threads)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    used, digest = done.stdout.split()
+    assert used == isa
+    return digest
+
+
+def test_same_bits_on_every_instruction_set_and_thread_count() -> None:
+    runs = [(isa, 1) for isa in supported_isas()] + [(supported_isas()[-1], n) for n in (2, 5)]
+    digests = {run: digest_of(*run) for run in runs}
+    assert len(set(digests.values())) == 1, digests
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import cpr_native._native"],
+        env={**os.environ, "CPR_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "CPR_ISA: expected one of base" in done.stderr
+
+
+def test_levels_end_with_the_best() -> None:
+    assert supported_isas()[0] == "base"
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_shared_tables_and_long_bags(pooling: str) -> None:
+    """A hot row of many chunks and several features of one table, against the reference."""
+    import numpy as np
+    from reference import ReferenceCollection
+
+    from cpr_native._native import Collection, TableSpec
+    from cpr_native._tensor import describe
+
+    tables = [
+        TableSpec(name=f"t{t}", num_embeddings=n, embedding_dim=dim, init_min=-1, init_max=1, pooling=pooling)
+        for t, (n, dim) in enumerate([(50, 5), (7, 16)])
+    ]
+    features = [0, 1, 0]
+    native = Collection(tables, features, optimizer="row_wise_adagrad", learning_rate=0.1, seed=1)
+    reference = ReferenceCollection(
+        [native.weight(t).copy() for t in range(2)],
+        features,
+        optimizer="row_wise_adagrad",
+        lr=0.1,
+        poolings=[pooling] * 2,
+    )
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(0, 5, 3 * 30)
+    lengths[3], lengths[40], lengths[70] = 33, 1100, 65
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    bounds = offsets[::30]
+    ids = np.concatenate(
+        [
+            (tables[t].num_embeddings * rng.random(bounds[f + 1] - bounds[f]) ** 4).astype(np.int64)
+            for f, t in enumerate(features)
+        ]
+    )
+    for _ in range(2):
+        out = np.empty((30, 26), np.float32)
+        batch = native.lookup(describe(ids), describe(offsets), None, describe(out), threads=2, keep=True)
+        assert batch is not None
+        assert np.array_equal(out, reference.lookup(ids, offsets))
+        grad = rng.standard_normal(out.shape).astype(np.float32)
+        assert native.update(batch, describe(grad), threads=2)
+        reference.update(ids, offsets, grad)
+        for t in range(2):
+            assert np.array_equal(native.weight(t), reference.weights[t])
+            assert np.array_equal(native.state(t), reference.states[t])
+            assert np.array_equal(native.counts(t), reference.counts[t])
