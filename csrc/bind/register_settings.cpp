@@ -1,0 +1,73 @@
+// Values that calls of a collection take and give: tables, batches, selections.
+#include <pybind11/pybind11.h>
+
+#include <bit>
+#include <cmath>
+#include <memory>
+
+#include "bind/checks.hpp"
+#include "bind/register.hpp"
+#include "table/collection.hpp"
+
+namespace py = pybind11;
+
+namespace cpr {
+namespace {
+
+TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t embedding_dim, const std::string& pooling,
+                     int64_t row_offset, float init_min, float init_max, bool dirty, bool mfu, bool ssu,
+                     double ssu_fraction, int64_t ssu_period) {
+  const std::string where = "table '" + name + "': ";
+  require(!name.empty(), "table name: expected at least one character");
+  require(num_embeddings >= 1 && num_embeddings <= kMaxRows,
+          where + "num_embeddings: expected 1 to 2^32, got " + std::to_string(num_embeddings));
+  require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
+          where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
+  require(pooling == "sum" || pooling == "mean", where + "pooling: expected sum or mean, got " + pooling);
+  require(row_offset >= 0, where + "row_offset: expected at least 0, got " + std::to_string(row_offset));
+  require(std::isfinite(init_min) && std::isfinite(init_max) && init_min <= init_max,
+          where + "init_min, init_max: expected finite init_min <= init_max, got " + std::to_string(init_min) + ", " +
+              std::to_string(init_max));
+  require(ssu_fraction > 0.0 && ssu_fraction <= 1.0,
+          where + "ssu_fraction: expected 0 < fraction <= 1, got " + std::to_string(ssu_fraction));
+  require(ssu_period >= 1 && ssu_period <= (1 << 20) && std::has_single_bit(static_cast<uint64_t>(ssu_period)),
+          where + "ssu_period: expected a power of two from 1 to 2^20, got " + std::to_string(ssu_period));
+  return {name,          num_embeddings,
+          embedding_dim, pooling == "mean" ? Pooling::kMean : Pooling::kSum,
+          row_offset,    init_min,
+          init_max,      dirty,
+          mfu,           ssu,
+          ssu_fraction,  ssu_period};
+}
+
+}  // namespace
+
+void register_settings(py::module_& m) {
+  py::class_<TableSpec>(m, "TableSpec")
+      .def(py::init(&make_table), py::kw_only(), py::arg("name"), py::arg("num_embeddings"), py::arg("embedding_dim"),
+           py::arg("pooling") = "sum", py::arg("row_offset") = 0, py::arg("init_min"), py::arg("init_max"),
+           py::arg("dirty") = true, py::arg("mfu") = true, py::arg("ssu") = true, py::arg("ssu_fraction") = 0.125,
+           py::arg("ssu_period") = 2)
+      .def_readonly("name", &TableSpec::name)
+      .def_readonly("num_embeddings", &TableSpec::num_embeddings)
+      .def_readonly("embedding_dim", &TableSpec::embedding_dim)
+      .def_property_readonly("pooling", [](const TableSpec& s) { return s.pooling == Pooling::kMean ? "mean" : "sum"; })
+      .def_readonly("row_offset", &TableSpec::row_offset)
+      .def_readonly("init_min", &TableSpec::init_min)
+      .def_readonly("init_max", &TableSpec::init_max);
+  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
+      .def_property_readonly("num_ids", &Batch::num_ids)
+      .def_property_readonly("batch_size", &Batch::batch_size);
+  const auto most_used = [](int64_t rows) {
+    require(rows >= 1, "rows: expected at least 1, got " + std::to_string(rows));
+    return SelectionRequest{Select::kMostUsed, rows};
+  };
+  py::class_<SelectionRequest>(m, "Selection")
+      .def_static("none", [] { return SelectionRequest{Select::kNone, 0}; })
+      .def_static("all", [] { return SelectionRequest{Select::kAll, 0}; })
+      .def_static("dirty", [] { return SelectionRequest{Select::kDirty, 0}; })
+      .def_static("sampled", [] { return SelectionRequest{Select::kSampled, 0}; })
+      .def_static("most_used", most_used, py::arg("rows"));
+}
+
+}  // namespace cpr
