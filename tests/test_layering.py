@@ -37,7 +37,6 @@ TEXT = sorted(
 MARKDOWN = [path for path in TEXT if path.suffix == ".md"]
 
 LONG_FILES = {
-    "csrc/bind/register_collection.cpp": "the binding and argument checks of every method of Collection",
     "tests/reference.py": "the reference of every operation of the engine, in one place",
 }
 
