@@ -44,6 +44,7 @@ bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
       if (sealed_.empty()) return false;
       buffer = std::move(sealed_.front());
       sealed_.pop_front();
+      num_sealed_.fetch_sub(1, std::memory_order_release);
     }
     log_buffer(*buffer);
     split(std::move(buffer));

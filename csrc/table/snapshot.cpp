@@ -98,17 +98,13 @@ void Snapshot::attach(int table, TableView* view) const {
   }
 }
 
-bool Snapshot::reader_starves() const {
-  const std::lock_guard<std::mutex> lock(queue_mutex_);
-  return reader_waits_.load() && sealed_.empty();
-}
-
 void Snapshot::seal(StagingPtr buffer) {
   if (buffer == nullptr || buffer->size() == 0) return;
   tables_[static_cast<size_t>(buffer->table())].rows_staged.fetch_add(buffer->size(), std::memory_order_relaxed);
   {
     const std::lock_guard<std::mutex> lock(queue_mutex_);
     sealed_.push_back(std::move(buffer));
+    num_sealed_.fetch_add(1, std::memory_order_release);
   }
   queue_changed_.notify_all();
 }
@@ -182,6 +178,7 @@ void Snapshot::abort() {
   if (status_ == Status::kAborted) return;
   for (const StagingPtr& buffer : sealed_) log_buffer(*buffer);
   sealed_.clear();
+  num_sealed_.store(0, std::memory_order_release);
   chunks_.clear();
   for (TableTask& task : tables_) {
     for (size_t i = 0; i < task.log_rows.size(); ++i) {

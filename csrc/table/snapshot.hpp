@@ -96,7 +96,8 @@ class Snapshot {
   void walk(bool blocking);
   void walk_table(int index, bool blocking);
   bool walk_row(int index, const TableView& view, int64_t row, StagingPtr* buffer, bool blocking, TrackerDelta* delta);
-  bool reader_starves() const;
+  // Called by the staging pool under its lock: takes none.
+  bool reader_starves() const { return reader_waits_.load() && num_sealed_.load() == 0; }
   StagingPtr walk_buffer(int index, bool blocking);
   void complete();
   void try_complete();
@@ -119,6 +120,7 @@ class Snapshot {
   std::atomic<double> stall_seconds_{0.0};
 
   std::atomic<bool> reader_waits_{false};
+  std::atomic<int64_t> num_sealed_{0};  // size of sealed_
 
   mutable std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queue_changed_;
