@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from typing_extensions import Self
-
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 TensorRef = tuple[int, tuple[int, ...], str]
 
@@ -53,6 +52,10 @@ class TableSpec:
     def pooling(self) -> str: ...
     @property
     def row_offset(self) -> int: ...
+    @property
+    def init_min(self) -> float: ...
+    @property
+    def init_max(self) -> float: ...
 
 class Batch:
     """The validated copy of one forward's ids; consumed by one `update`, not by `gradient`."""
@@ -200,4 +203,6 @@ class SegmentTensor:
     """One tensor of a segment, gathered from `pieces` laid end to end along dimension 0."""
     def __init__(self, name: str, dtype: str, shape: Sequence[int], pieces: Sequence[TensorRef]) -> None: ...
 
-def write_segment(path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]) -> tuple[int, int]: ...
+def write_segment(
+    path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]
+) -> tuple[int, int]: ...
