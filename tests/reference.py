@@ -190,9 +190,9 @@ class SampledList:
         self._holder: dict[int, int] = {}
 
     def _slot(self, row: int) -> int:
-        digest = hash2(self._key, row)
+        digest = (row * (self._key | 1) + (self._key << 32)) % 2**64
         group = digest >> 58 if self._groups > 1 else 0
-        return group * self._slots_per_group + ((digest % 2**32) * self._slots_per_group >> 32)
+        return group * self._slots_per_group + ((digest >> 26) % 2**32 * self._slots_per_group >> 32)
 
     def update(self, rows: IntArray, step: int) -> None:
         """Enter the sampled rows of one step: each evicts the holder; of several the largest hash wins."""

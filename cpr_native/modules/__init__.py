@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from cpr_native.modules._base import EngineModule
 from cpr_native.modules._lookup import Request
+from cpr_native.modules._threads import share_torch_threads
 from cpr_native.modules.collection import EmbeddingBagCollection
 from cpr_native.modules.embedding import Embedding
 from cpr_native.modules.embedding_bag import EmbeddingBag
+
+share_torch_threads()
 
 __all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EngineModule", "Request"]

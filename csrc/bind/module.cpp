@@ -3,12 +3,18 @@
 
 #include "bind/register.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/thread_pool.hpp"
+
+namespace py = pybind11;
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The compiled engine of cpr_native: tables, trackers, snapshots and segment files.";
   cpr::cpu::kernels();  // an unknown CPR_ISA fails the import
   m.def("isa", [] { return std::string(cpr::cpu::kernels().name); }, "Name of the instruction set in use.");
   m.def("supported_isas", &cpr::cpu::supported_levels, "Instruction sets of this machine, weakest first.");
+  m.def(
+      "share_openmp", [](const std::string& path) { return cpr::cpu::share_openmp(path.c_str()); }, py::arg("path"),
+      "Run on the threads of the loaded OpenMP library `path`; False if it can't be.");
   cpr::register_errors(m);
   cpr::register_collection(m);
   cpr::register_snapshot(m);

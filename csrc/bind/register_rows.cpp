@@ -93,7 +93,8 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "trackers",
       [](Collection& self, int64_t table) {
-        const Table& t = self.table(check_table(self, table));
+        Table& t = self.table(check_table(self, table));
+        t.enter_deferred();
         py::array_t<uint32_t> words(t.num_rows());
         for (int64_t row = 0; row < t.num_rows(); ++row) words.mutable_data()[row] = t.word(row);
         return words;
@@ -109,7 +110,8 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "sampled_rows",
       [](Collection& self, int64_t table) {
-        std::vector<int64_t> rows = self.table(check_table(self, table)).listed_rows();
+        self.table(check_table(self, table)).enter_deferred();
+        std::vector<int64_t> rows = self.table(table).listed_rows();
         const auto n = static_cast<int64_t>(rows.size());
         return to_array(std::move(rows), {n});
       },

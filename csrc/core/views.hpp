@@ -53,17 +53,19 @@ struct TableView {
 struct TrackerDelta {
   int64_t dirty = 0;
   int64_t listed = 0;
-  int32_t histogram[kCountBuckets] = {};
+  int32_t left[kCountBuckets] = {};  // rows by bucket of their count, before and after
+  int32_t entered[kCountBuckets] = {};
 };
 
-CPR_INLINE uint64_t ssu_hash(const SsuView& ssu, uint64_t row) { return hash2(ssu.key, row); }
+// Multiply-shift hashing (Dietzfelbinger et al. 1997): the high bits are good.
+CPR_INLINE uint64_t ssu_hash(const SsuView& ssu, uint64_t row) { return row * (ssu.key | 1) + (ssu.key << 32); }
 
 CPR_INLINE uint32_t ssu_group(const SsuView& ssu, uint64_t hash) {
   return ssu.groups == 1 ? 0 : static_cast<uint32_t>(hash >> 58);
 }
 
 CPR_INLINE uint64_t ssu_slot(const SsuView& ssu, uint64_t hash) {
-  const uint64_t within = ((hash & 0xffffffffU) * ssu.slots_per_group) >> 32;
+  const uint64_t within = (((hash << 6) >> 32) * ssu.slots_per_group) >> 32;
   return static_cast<uint64_t>(ssu_group(ssu, hash)) * ssu.slots_per_group + within;
 }
 
@@ -93,8 +95,8 @@ CPR_INLINE void ssu_remove(const SsuView& ssu, int64_t row, TrackerDelta* delta)
 CPR_INLINE void account(const TableView& t, uint32_t before, uint32_t after, TrackerDelta* delta) {
   delta->dirty += static_cast<int>((after & kDirtyBit) != 0) - static_cast<int>((before & kDirtyBit) != 0);
   if (t.track_mfu) {
-    --delta->histogram[count_bucket(before & kCountMask)];
-    ++delta->histogram[count_bucket(after & kCountMask)];
+    ++delta->left[count_bucket(before & kCountMask)];
+    ++delta->entered[count_bucket(after & kCountMask)];
   }
 }
 

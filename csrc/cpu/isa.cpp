@@ -65,7 +65,9 @@ void Workspace::reserve(int64_t keys, int64_t dim) {
   if (keys_a.size() < n) {
     keys_a.resize(n);
     keys_b.resize(n);
-    candidates.resize(n);
+    before.resize(n);
+    after.resize(n);
+    sampled.resize(n);
   }
   const size_t sums_size = static_cast<size_t>(kSumLevels * dim);
   if (sums.size() < sums_size) sums.resize(sums_size);

@@ -37,6 +37,7 @@ static void initialise(const TableView& t, int64_t begin, int64_t end, uint64_t 
 #define CPR_STRING(x) CPR_STRING_(x)
 
 extern const Kernels table;
-const Kernels table = {CPR_STRING(CPR_LEVEL), read_ids, pool, update, weight_grad, all_finite, initialise};
+const Kernels table = {CPR_STRING(CPR_LEVEL), read_ids,    pool,       update,
+                       enter_sampled,         weight_grad, all_finite, initialise};
 
 }  // namespace cpr::cpu::CPR_LEVEL

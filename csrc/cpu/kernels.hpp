@@ -29,6 +29,7 @@ struct LookupTask {
   int64_t bags = 0;
   float* out = nullptr;             // the feature's first column of row 0
   int64_t out_stride = 0;           // floats
+  bool unit_bags = false;           // every bag of the range holds one id: bag_of and inverse_length may be left out
   uint64_t* keys = nullptr;         // [num_ids], written for the range
   uint32_t* bag_of = nullptr;       // [num_ids], written for the range
   float* inverse_length = nullptr;  // [features * batch], written for the range if the table pools by mean
@@ -59,8 +60,11 @@ struct UpdateArgs {
 struct Workspace {
   std::vector<uint64_t> keys_a;
   std::vector<uint64_t> keys_b;
-  std::vector<float> sums;  // [kSumLevels, dim]
-  std::vector<int64_t> candidates;
+  std::vector<float> sums;       // [kSumLevels, dim]
+  std::vector<uint32_t> before;  // words of the unit's unique rows around the update
+  std::vector<uint32_t> after;
+  std::vector<uint32_t> sampled;  // unique rows that were sampled
+  int64_t num_sampled = 0;
   void reserve(int64_t keys, int64_t dim);
 };
 
@@ -69,9 +73,12 @@ struct Kernels {
   // Position of the first id outside [0, num_rows) among [begin, end), or -1; writes keys of the range.
   int64_t (*read_ids)(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows, uint64_t* keys);
   void (*pool)(const LookupTask& task, float* sums);
-  // Sorts the unit's keys by row and updates each row once; returns the number of unique rows.
+  // Sorts the unit's keys by row and updates each row once; returns the number of unique rows. The sampled ones are
+  // left in the workspace, for enter.
   int64_t (*update)(const UpdateArgs& args, const KeySpan* spans, int num_spans, Workspace* workspace,
                     TrackerDelta* delta);
+  // Enters rows that were sampled in one step into the list: settled, unique, of one unit.
+  void (*enter)(const TableView& table, const uint32_t* rows, int64_t n, uint64_t step, TrackerDelta* delta);
   // d loss / d per-sample weight of the positions of one feature: dot of the bag's output gradient and the row.
   void (*weight_grad)(const UpdateArgs& args, const KeySpan& span, float* out);
   bool (*all_finite)(const float* x, int64_t n);

@@ -1,6 +1,6 @@
 // Part of kernels.cpp: reading ids and pooling bags.
 
-inline constexpr int64_t kLookupAhead = 16;  // rows prefetched ahead; measured, see docs/performance.md once it exists
+inline constexpr int64_t kLookupAhead = 32;  // rows prefetched ahead
 
 CPR_INLINE void prefetch_row(const float* row, int64_t dim) {
   const char* p = reinterpret_cast<const char*>(row);
@@ -67,9 +67,24 @@ CPR_INLINE void pool_short_bag(const LookupTask& task, int64_t begin, int64_t en
   }
 }
 
+// Bags of one id each: the row is the output, whatever the pooling.
+template <int D>
+CPR_INLINE void copy_rows(const LookupTask& task) {
+  const int64_t dim = fixed_dim<D>(task.table.dim);
+  const uint64_t* keys = task.keys + task.offsets[0];
+  for (int64_t b = 0; b < task.bags; ++b) {
+    if (b + kLookupAhead < task.bags) {
+      prefetch_row(task.table.weight + static_cast<int64_t>(keys[b + kLookupAhead] >> 32) * dim, dim);
+    }
+    const float* row = task.table.weight + static_cast<int64_t>(keys[b] >> 32) * dim;
+    copy_row<D>(task.out + (task.first_row + b) * task.out_stride, row, dim);
+  }
+}
+
 template <int D>
 static void pool_bags(const LookupTask& task, float* sums) noexcept {
   const int64_t dim = fixed_dim<D>(task.table.dim);
+  if (task.unit_bags && task.per_sample_weights == nullptr) return copy_rows<D>(task);
   const int64_t last = task.offsets[task.bags];
   for (int64_t b = 0; b < task.bags; ++b) {
     const int64_t begin = task.offsets[b];

@@ -1,5 +1,6 @@
 #include "cpu/thread_pool.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -105,16 +106,46 @@ class Pool {
   std::atomic<int> running_{0};
 };
 
-std::atomic<Pool*> g_pool{nullptr};
+// GCC's OpenMP entry points, which LLVM's and Intel's runtimes export too.
+struct OpenMp {
+  void (*parallel)(void (*body)(void*), void* argument, unsigned threads, unsigned flags) = nullptr;
+  int (*thread)() = nullptr;
+};
 
-// A forked child has none of the parent's workers, and may hold its locks: it forgets the pool.
-void forget_pool() { g_pool.store(nullptr, std::memory_order_relaxed); }
+struct OpenMpCall {
+  const std::function<void(int64_t, int)>* body;
+  int64_t tasks;
+  int (*thread)();
+  std::atomic<int64_t> next{0};
+};
+
+void run_openmp_thread(void* argument) {
+  OpenMpCall& call = *static_cast<OpenMpCall*>(argument);
+  const int thread = call.thread();
+  for (int64_t task = call.next.fetch_add(1, std::memory_order_relaxed); task < call.tasks;
+       task = call.next.fetch_add(1, std::memory_order_relaxed)) {
+    (*call.body)(task, thread);
+  }
+}
+
+std::atomic<Pool*> g_pool{nullptr};
+std::atomic<const OpenMp*> g_openmp{nullptr};
+
+// A forked child has none of the parent's threads, and may hold its locks: it forgets them.
+void forget_threads() {
+  g_pool.store(nullptr, std::memory_order_relaxed);
+  g_openmp.store(nullptr, std::memory_order_relaxed);
+}
+
+void forget_threads_at_fork() {
+  static std::once_flag registered;
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_threads); });
+}
 
 Pool& pool() {
   Pool* current = g_pool.load(std::memory_order_acquire);
   if (current != nullptr) return *current;
-  static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_pool); });
+  forget_threads_at_fork();
   Pool* fresh = new Pool;  // never freed: detached workers use it until the process ends
   if (g_pool.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) return *fresh;
   delete fresh;
@@ -123,14 +154,32 @@ Pool& pool() {
 
 }  // namespace
 
+bool share_openmp(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);  // stays open: torch holds it as well
+  if (library == nullptr) return false;
+  OpenMp found;
+  found.parallel = reinterpret_cast<decltype(found.parallel)>(dlsym(library, "GOMP_parallel"));
+  found.thread = reinterpret_cast<decltype(found.thread)>(dlsym(library, "omp_get_thread_num"));
+  if (found.parallel == nullptr || found.thread == nullptr) return false;
+  forget_threads_at_fork();
+  static const OpenMp shared = found;
+  g_openmp.store(&shared, std::memory_order_release);
+  return true;
+}
+
 void parallel_for(int64_t tasks, int threads, const std::function<void(int64_t, int)>& body) {
   if (threads > kMaxThreads) threads = kMaxThreads;
   if (threads > tasks) threads = static_cast<int>(tasks);
   if (threads > 1) {
-    Pool& shared = pool();
-    const std::unique_lock<std::mutex> lock(shared.mutex(), std::try_to_lock);
+    if (const OpenMp* openmp = g_openmp.load(std::memory_order_acquire)) {
+      OpenMpCall call{&body, tasks, openmp->thread};
+      openmp->parallel(run_openmp_thread, &call, static_cast<unsigned>(threads), 0);
+      return;
+    }
+    Pool& own = pool();
+    const std::unique_lock<std::mutex> lock(own.mutex(), std::try_to_lock);
     if (lock.owns_lock()) {
-      shared.run(tasks, threads, body);
+      own.run(tasks, threads, body);
       return;
     }
   }

@@ -1,6 +1,6 @@
 // Part of kernels.cpp: the fused update of one unit: sort, sum, optimizer and trackers in one visit of each row.
 
-inline constexpr int64_t kUpdateAhead = 12;  // keys
+inline constexpr int64_t kUpdateAhead = 24;  // keys
 
 CPR_INLINE const float* gradient_of(const UpdateArgs& a, uint64_t position, int64_t* bag_out) {
   const int64_t bag = a.bag_of != nullptr ? a.bag_of[position] : static_cast<int64_t>(position);
@@ -57,24 +57,49 @@ CPR_INLINE void apply_optimizer(const UpdateArgs& a, int64_t row, const float* g
   subtract_scaled<D>(w, g, rate, dim);
 }
 
+// Whether any of the positions was sampled. Most rows come once, and the bits are random: no branch on them.
 CPR_INLINE bool any_sampled(const uint64_t* sampled, const uint64_t* keys, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
+  uint64_t any = 0;
+  for (int64_t i = 0; i < count && i < 64; ++i) {
     const uint64_t position = keys[i] & 0xffffffffU;
-    if (((sampled[position >> 6] >> (position & 63)) & 1) != 0) return true;
+    any |= sampled[position >> 6] >> (position & 63);
   }
-  return false;
+  for (int64_t i = 64; i < count && (any & 1) == 0; ++i) {
+    const uint64_t position = keys[i] & 0xffffffffU;
+    any = sampled[position >> 6] >> (position & 63);
+  }
+  return (any & 1) != 0;
 }
 
-CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, TrackerDelta* delta) {
+CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, uint32_t* before, uint32_t* after,
+                      TrackerDelta* delta) {
   uint32_t* cell = &t.meta[row].word;
   const uint32_t word = settle(t, row, load_word(cell), delta);
   uint32_t next = word;
   if (t.track_mfu) next = add_count(next, static_cast<uint64_t>(count));
   if (t.track_dirty) next |= kDirtyBit;
-  if (sampled) next |= kListedBit;
-  if (next == word) return;
+  next |= sampled ? kListedBit : 0;
   store_word(cell, next);
-  account(t, word, next, delta);
+  *before = word;
+  *after = next;
+}
+
+// What `account` does row by row, for a unit at once and in lanes: in the loop over rows it would cost three times as
+// much.
+static void account_unit(const TableView& t, uint32_t* before, uint32_t* after, int64_t n,
+                         TrackerDelta* delta) noexcept {
+  int64_t dirty = 0;
+  for (int64_t i = 0; i < n; ++i) dirty += static_cast<int64_t>((after[i] & kDirtyBit) != (before[i] & kDirtyBit));
+  delta->dirty += dirty;
+  if (!t.track_mfu) return;
+  for (int64_t i = 0; i < n; ++i) {
+    before[i] = static_cast<uint32_t>(count_bucket(before[i] & kCountMask));
+    after[i] = static_cast<uint32_t>(count_bucket(after[i] & kCountMask));
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    ++delta->left[before[i]];
+    ++delta->entered[after[i]];
+  }
 }
 
 template <int D>
@@ -92,11 +117,15 @@ CPR_INLINE void prefetch_update(const UpdateArgs& a, uint64_t key) {
 }
 
 template <int D, Optimizer kOptimizer, bool kScaled>
-static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n, float* sums, int64_t* candidates,
+static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n, Workspace* w,
                            TrackerDelta* delta) noexcept {
+  float* sums = w->sums.data();
+  uint32_t* before = w->before.data();
+  uint32_t* after = w->after.data();
+  uint32_t* sampled_rows = w->sampled.data();
   const int64_t dim = fixed_dim<D>(a.table.dim);
   int64_t unique = 0;
-  int64_t entered = 0;
+  int64_t num_sampled = 0;
   int64_t ahead = 0;
   for (int64_t i = 0; i < n;) {
     for (; ahead < n && ahead <= i + kUpdateAhead; ++ahead) prefetch_update<D>(a, keys[ahead]);
@@ -109,19 +138,20 @@ static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n,
       g = sums;
     }
     const bool sampled = a.sampled != nullptr && any_sampled(a.sampled, keys + i, end - i);
-    track(a.table, static_cast<int64_t>(row), end - i, sampled, delta);
+    track(a.table, static_cast<int64_t>(row), end - i, sampled, before + unique, after + unique, delta);
     if constexpr (kOptimizer == Optimizer::kNone) {
       a.out_rows[unique] = static_cast<int64_t>(row);
       copy_row<D>(a.out_grad + unique * dim, g, dim);
     } else {
       apply_optimizer<D, kOptimizer>(a, static_cast<int64_t>(row), g);
     }
-    candidates[entered] = static_cast<int64_t>(row);
-    entered += sampled ? 1 : 0;
+    sampled_rows[num_sampled] = static_cast<uint32_t>(row);
+    num_sampled += sampled ? 1 : 0;
     ++unique;
     i = end;
   }
-  if (entered > 0) enter_sampled(a.table, candidates, entered, a.step, delta);
+  w->num_sampled = num_sampled;
+  account_unit(a.table, before, after, unique, delta);
   return unique;
 }
 
@@ -129,8 +159,8 @@ template <int D, Optimizer kOptimizer>
 static int64_t update_scaled(const UpdateArgs& a, const uint64_t* keys, int64_t n, Workspace* w,
                              TrackerDelta* delta) noexcept {
   const bool scaled = a.per_sample_weights != nullptr || a.inverse_length != nullptr;
-  return scaled ? update_rows<D, kOptimizer, true>(a, keys, n, w->sums.data(), w->candidates.data(), delta)
-                : update_rows<D, kOptimizer, false>(a, keys, n, w->sums.data(), w->candidates.data(), delta);
+  return scaled ? update_rows<D, kOptimizer, true>(a, keys, n, w, delta)
+                : update_rows<D, kOptimizer, false>(a, keys, n, w, delta);
 }
 
 template <int D>
@@ -150,6 +180,7 @@ static int64_t update(const UpdateArgs& a, const KeySpan* spans, int num_spans, 
                       TrackerDelta* delta) noexcept {
   int64_t n = 0;
   for (int s = 0; s < num_spans; ++s) n += spans[s].size;
+  w->num_sampled = 0;
   if (n == 0) return 0;
   const uint64_t* keys = sort_keys(spans, num_spans, n, a.table.num_rows, w->keys_a.data(), w->keys_b.data());
   switch (a.table.dim) {

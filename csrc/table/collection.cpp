@@ -26,6 +26,14 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
       staging_(std::make_shared<StagingPool>(max_staging_bytes)),
       workspaces_(kMaxThreads),
       owner_(getpid()) {
+  size_t weight_bytes = 0;
+  size_t tracker_bytes = 0;
+  for (const TableSpec& spec : tables) {
+    weight_bytes += Arena::aligned(Table::weight_bytes(spec));
+    tracker_bytes += Arena::aligned(Table::tracker_bytes(spec));
+  }
+  const auto weights = std::make_shared<Arena>(weight_bytes);
+  const auto trackers = std::make_shared<Arena>(tracker_bytes);
   for (TableSpec& spec : tables) {
     if (spec.track_ssu) {
       const int period = std::countr_zero(static_cast<uint64_t>(spec.ssu_period));
@@ -37,7 +45,7 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
       any_ssu_ = true;
       log2_period_ = period;
     }
-    tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed));
+    tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, weights, trackers));
   }
   for (size_t f = 0; f < features_.size(); ++f) {
     features_of_table_.at(static_cast<size_t>(features_[f])).push_back(static_cast<int64_t>(f));
@@ -153,6 +161,7 @@ void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const 
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("load_rows");
   Table& t = table(index);
+  t.enter_deferred();
   const TableView view = t.view();
   for (int64_t i = 0; i < n; ++i) {
     const int64_t row = rows[i] - view.row_offset;
@@ -167,6 +176,7 @@ void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("reset_rows");
   Table& t = table(index);
+  t.enter_deferred();
   t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
     if ((t.word(row) & ~kDirtyBit) != 0) t.set_word(row, t.word(row) & kDirtyBit);
@@ -189,6 +199,7 @@ void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool 
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("clear_trackers");
   Table& t = table(index);
+  t.enter_deferred();
   const uint32_t kept = dirty ? 0 : kDirtyBit;
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
     if ((t.word(row) & ~kept) != 0) t.set_word(row, t.word(row) & kept);
@@ -200,6 +211,7 @@ void Collection::set_trackers(int64_t index, const uint32_t* words) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("set_trackers");
   Table& t = table(index);
+  t.enter_deferred();
   for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, 0);
   for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, words[row]);
 }
@@ -209,6 +221,7 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
   check_owner("begin");
   std::unique_lock<std::mutex> lock(mutex_);
   check_idle("begin");
+  for (const auto& table : tables_) table->enter_deferred();
   std::vector<Snapshot::Part> parts;
   const uint64_t sequence = static_cast<uint64_t>(snapshots_begun_);
   for (int64_t t = 0; t < num_tables(); ++t) {

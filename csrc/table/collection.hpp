@@ -89,6 +89,7 @@ class Collection {
     int64_t table = 0;
     std::vector<cpu::KeySpan> spans;
     int64_t size = 0;
+    bool part = false;  // other units of this step update other rows of the table
   };
 
   void check_owner(const char* call) const;
@@ -101,6 +102,8 @@ class Collection {
   TableView update_view(int64_t table);
   void reserve_staging(const Batch& batch);
   cpu::UpdateArgs update_args(Batch* batch, int64_t table, const float* grad);
+  void enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, const cpu::Workspace& workspace,
+                     TrackerDelta* delta);
   void run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads, float grad_scale);
   [[noreturn]] void throw_bad_id(const LookupInput& input, int64_t feature, int64_t position) const;
 

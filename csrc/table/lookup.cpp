@@ -46,6 +46,20 @@ bool read_offsets(const LookupInput& in, int64_t first, int64_t count, int64_t* 
   return false;
 }
 
+// What pooling left out for ranges of one-id bags, needed once other ranges have longer ones.
+void fill_unit_bags(const std::vector<Task>& tasks, const LookupInput& in, BatchBuffers* buffers) {
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    if (!tasks[t].unit_bags) continue;
+    const int64_t first = tasks[t].feature * in.batch_size + tasks[t].begin;
+    const int64_t bags = tasks[t].end - tasks[t].begin;
+    const int64_t position = buffers->offsets[static_cast<size_t>(first) + t];
+    for (int64_t b = 0; b < bags; ++b) {
+      buffers->bag_of[static_cast<size_t>(position + b)] = static_cast<uint32_t>(first + b);
+      buffers->inverse_length[static_cast<size_t>(first + b)] = 1.0F;
+    }
+  }
+}
+
 [[noreturn]] void throw_bad_offset(const LookupInput& in, int64_t i) {
   const std::string got = std::to_string(offset_at(in, i));
   const std::string before = i > 0 ? std::to_string(offset_at(in, i - 1)) : "0";
@@ -110,6 +124,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
                                                 work.table.num_rows, buffers.keys.data());
     if (task.bad_position >= 0) return;
     work.offsets = offsets;
+    work.unit_bags = task.unit_bags;
     work.per_sample_weights = in.per_sample_weights;
     work.first_bag = first;
     work.first_row = task.begin;
@@ -128,6 +143,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     if (task.bad_position >= 0) throw_bad_id(in, task.feature, task.bad_position);
     batch->unit_bags = batch->unit_bags && task.unit_bags;
   }
+  if (!batch->unit_bags) fill_unit_bags(tasks, in, &buffers);
   return batch;
 }
 

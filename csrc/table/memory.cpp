@@ -34,6 +34,13 @@ HugeBuffer::HugeBuffer(size_t bytes) {
   size_ = size;
 }
 
+void* Arena::take(size_t bytes) {
+  if (aligned(bytes) > buffer_.size() - used_) throw std::bad_alloc();
+  void* slice = static_cast<char*>(buffer_.data()) + used_;
+  used_ += aligned(bytes);
+  return slice;
+}
+
 HugeBuffer::~HugeBuffer() {
   if (data_ != nullptr) munmap(data_, size_);
 }

@@ -23,4 +23,17 @@ class HugeBuffer {
   size_t size_ = 0;
 };
 
+// One buffer that several tables share, so that small ones lie in huge pages too: the update pass hops from row to row,
+// and with small pages its prefetches wait for page walks. Slices stay valid as long as somebody holds the arena.
+class Arena {
+ public:
+  explicit Arena(size_t bytes) : buffer_(bytes) {}
+  static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+  void* take(size_t bytes);  // 64-byte aligned, zeroed; sizes were added up by the caller
+
+ private:
+  HugeBuffer buffer_;
+  size_t used_ = 0;
+};
+
 }  // namespace cpr

@@ -181,6 +181,7 @@ void Snapshot::abort() {
   num_sealed_.store(0, std::memory_order_release);
   chunks_.clear();
   for (TableTask& task : tables_) {
+    task.part.table->enter_deferred();
     for (size_t i = 0; i < task.log_rows.size(); ++i) {
       task.part.table->merge_word(task.log_rows[i], task.log_words[i]);
     }

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 1 << 15;
 constexpr int64_t kMinSlotsForGroups = 4096;
+constexpr int64_t kMinDeferred = 1 << 10;
+constexpr int64_t kMaxDeferred = 1 << 14;  // bounds what a snapshot's begin has to enter
 
 SsuView make_ssu(const TableSpec& spec, uint64_t key) {
   SsuView ssu;
@@ -30,27 +32,41 @@ SsuView make_ssu(const TableSpec& spec, uint64_t key) {
 
 }  // namespace
 
-Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed)
+size_t Table::weight_bytes(const TableSpec& spec) {
+  return static_cast<size_t>(spec.num_embeddings * spec.embedding_dim) * sizeof(float);
+}
+
+size_t Table::tracker_bytes(const TableSpec& spec) {
+  const SsuView ssu = make_ssu(spec, 0);
+  return Arena::aligned(static_cast<size_t>(spec.num_embeddings) * sizeof(RowMeta)) +
+         static_cast<size_t>(ssu.groups) * ssu.slots_per_group * sizeof(uint64_t);
+}
+
+Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, const std::shared_ptr<Arena>& weights,
+             const std::shared_ptr<Arena>& trackers)
     : spec_(std::move(spec)),
       has_state_(optimizer.kind == Optimizer::kRowWiseAdagrad),
       initial_state_(has_state_ ? optimizer.initial_state : 0.0F),
       key_(table_key(seed, spec_.name)),
-      meta_(static_cast<size_t>(spec_.num_embeddings) * sizeof(RowMeta)),
+      weight_(static_cast<float*>(weights->take(weight_bytes(spec_)))),
+      weight_owner_(weights),
+      trackers_(trackers),
+      meta_(static_cast<RowMeta*>(trackers->take(static_cast<size_t>(meta_bytes())))),
       ssu_(make_ssu(spec_, key_)) {
-  auto own = std::make_shared<HugeBuffer>(static_cast<size_t>(weight_bytes()));
-  weight_ = static_cast<float*>(own->data());
-  weight_owner_ = std::move(own);
   if (spec_.track_ssu) {
-    slots_.assign(static_cast<size_t>(ssu_.groups) * ssu_.slots_per_group, kEmptySlot);
-    ssu_.slots = slots_.data();
+    const size_t slots = static_cast<size_t>(ssu_.groups) * ssu_.slots_per_group;
+    ssu_.slots = static_cast<uint64_t*>(trackers->take(slots * sizeof(uint64_t)));
+    std::fill_n(ssu_.slots, slots, kEmptySlot);
   }
+  // The first limits differ, so that tables of one size don't all enter in the same step.
+  defer_limit_ = defer_limit() * (1 + key_ % 8) / 8;
   histogram_[0].store(num_rows(), std::memory_order_relaxed);
 }
 
 TableView Table::view() const {
   TableView v;
   v.weight = weight_;
-  v.meta = meta();
+  v.meta = meta_;
   v.num_rows = num_rows();
   v.dim = dim();
   v.row_offset = spec_.row_offset;
@@ -79,10 +95,10 @@ void Table::initialise(int64_t begin, int64_t end) {
 }
 
 void Table::set_word(int64_t row, uint32_t word) {
-  const uint32_t before = load_word(&meta()[row].word);
+  const uint32_t before = load_word(&meta_[row].word);
   uint32_t after = (before & kParityBit) | (word & ~kParityBit);
   TrackerDelta delta;
-  if (!slots_.empty()) {
+  if (ssu_.slots != nullptr) {
     if ((after & kListedBit) == 0) {
       if ((before & kListedBit) != 0) ssu_remove(ssu_, row, &delta);
     } else if (uint64_t* slot = ssu_slot_of(ssu_, row); *slot == kEmptySlot) {
@@ -91,14 +107,14 @@ void Table::set_word(int64_t row, uint32_t word) {
       ++delta.listed;
     }
   }
-  store_word(&meta()[row].word, after);
+  store_word(&meta_[row].word, after);
   account(view(), before, after, &delta);
   add(delta);
 }
 
 uint32_t Table::word(int64_t row) const {
-  const uint32_t word = load_word(&meta()[row].word) & ~kParityBit;
-  return slots_.empty() || is_listed(ssu_, row, word) ? word : word & ~kListedBit;
+  const uint32_t word = load_word(&meta_[row].word) & ~kParityBit;
+  return ssu_.slots == nullptr || is_listed(ssu_, row, word) ? word : word & ~kListedBit;
 }
 
 void Table::merge_word(int64_t row, uint32_t taken) {
@@ -110,7 +126,7 @@ void Table::merge_word(int64_t row, uint32_t taken) {
 void Table::mark_all_dirty() {
   if (!spec_.track_dirty) return;
   for (int64_t row = 0; row < num_rows(); ++row) {
-    uint32_t* cell = &meta()[row].word;
+    uint32_t* cell = &meta_[row].word;
     store_word(cell, load_word(cell) | kDirtyBit);
   }
   num_dirty_.store(num_rows(), std::memory_order_relaxed);
@@ -119,11 +135,36 @@ void Table::mark_all_dirty() {
 void Table::add(const TrackerDelta& delta) {
   if (delta.dirty != 0) num_dirty_.fetch_add(delta.dirty, std::memory_order_relaxed);
   if (delta.listed != 0) num_listed_.fetch_add(delta.listed, std::memory_order_relaxed);
-  for (int b = 0; b < kCountBuckets; ++b) {
-    if (delta.histogram[b] != 0) {
-      histogram_[static_cast<size_t>(b)].fetch_add(delta.histogram[b], std::memory_order_relaxed);
-    }
+  for (size_t b = 0; b < kCountBuckets; ++b) {
+    const int32_t change = delta.entered[b] - delta.left[b];
+    if (change != 0) histogram_[b].fetch_add(change, std::memory_order_relaxed);
   }
+}
+
+size_t Table::defer_limit() const {
+  return static_cast<size_t>(std::clamp(num_slots() / 2, kMinDeferred, kMaxDeferred));
+}
+
+void Table::defer_sampled(const uint32_t* rows, int64_t n, uint64_t step) {
+  deferred_.insert(deferred_.end(), rows, rows + n);
+  deferred_steps_.emplace_back(step, deferred_.size());
+  if (deferred_.size() < defer_limit_) return;
+  enter_deferred();
+  defer_limit_ = defer_limit();
+}
+
+void Table::enter_deferred() {
+  if (deferred_.empty()) return;
+  const TableView v = view();
+  TrackerDelta delta;
+  size_t begin = 0;
+  for (const auto& [step, end] : deferred_steps_) {
+    cpu::kernels().enter(v, deferred_.data() + begin, static_cast<int64_t>(end - begin), step, &delta);
+    begin = end;
+  }
+  deferred_.clear();
+  deferred_steps_.clear();
+  add(delta);
 }
 
 std::vector<int64_t> Table::histogram() const {
@@ -155,7 +196,8 @@ SelectRule Table::most_used(int64_t rows, uint64_t sequence, int64_t* expected) 
 
 std::vector<int64_t> Table::listed_rows() const {
   std::vector<int64_t> rows;
-  for (const uint64_t slot : slots_) {
+  for (int64_t s = 0; s < num_slots(); ++s) {
+    const uint64_t slot = ssu_.slots[s];
     const int64_t row = static_cast<int64_t>(slot >> 24);
     if (slot != kEmptySlot) rows.push_back(row + spec_.row_offset);
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/types.hpp"
@@ -17,7 +18,11 @@ namespace cpr {
 // step boundary by one thread at a time (the collection's mutex).
 class Table {
  public:
-  Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed);
+  // Takes weight_bytes(spec) of `weights` and tracker_bytes(spec) of `trackers`.
+  Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, const std::shared_ptr<Arena>& weights,
+        const std::shared_ptr<Arena>& trackers);
+  static size_t weight_bytes(const TableSpec& spec);
+  static size_t tracker_bytes(const TableSpec& spec);
 
   const TableSpec& spec() const { return spec_; }
   int64_t num_rows() const { return spec_.num_embeddings; }
@@ -35,7 +40,7 @@ class Table {
   void initialise(int64_t begin, int64_t end);
 
   void flip_parity() { parity_ ^= kParityBit; }
-  // Count, dirty and listed bits of a local row.
+  // Count, dirty and listed bits of a local row; this and what changes rows wants enter_deferred first.
   uint32_t word(int64_t row) const;
   // Replaces all but the parity bit and keeps totals and slots consistent; a row whose slot is taken isn't listed.
   void set_word(int64_t row, uint32_t word);
@@ -44,6 +49,11 @@ class Table {
   void mark_all_dirty();
 
   void add(const TrackerDelta& delta);
+  // Notes rows that were sampled in `step`, to be entered into the list some steps at a time: then its memory is
+  // visited once for all of them. Called by the one unit that updates the whole table.
+  void defer_sampled(const uint32_t* rows, int64_t n, uint64_t step);
+  // Enters what was deferred, step by step; after it the list is as if nothing had been deferred.
+  void enter_deferred();
   int64_t num_dirty() const { return num_dirty_.load(std::memory_order_relaxed); }
   int64_t num_listed() const { return num_listed_.load(std::memory_order_relaxed); }
   std::vector<int64_t> histogram() const;
@@ -51,12 +61,13 @@ class Table {
   SelectRule most_used(int64_t rows, uint64_t sequence, int64_t* expected) const;
   std::vector<int64_t> listed_rows() const;  // global ids, ascending
 
-  int64_t weight_bytes() const { return num_rows() * dim() * static_cast<int64_t>(sizeof(float)); }
-  int64_t meta_bytes() const { return static_cast<int64_t>(meta_.size()); }
-  int64_t ssu_bytes() const { return static_cast<int64_t>(slots_.size() * sizeof(uint64_t)); }
+  int64_t weight_bytes() const { return static_cast<int64_t>(weight_bytes(spec_)); }
+  int64_t meta_bytes() const { return num_rows() * static_cast<int64_t>(sizeof(RowMeta)); }
+  int64_t ssu_bytes() const { return num_slots() * static_cast<int64_t>(sizeof(uint64_t)); }
 
  private:
-  RowMeta* meta() const { return static_cast<RowMeta*>(meta_.data()); }
+  size_t defer_limit() const;
+  int64_t num_slots() const { return ssu_.slots == nullptr ? 0 : int64_t{ssu_.groups} * ssu_.slots_per_group; }
 
   TableSpec spec_;
   bool has_state_;
@@ -64,9 +75,12 @@ class Table {
   uint64_t key_;
   float* weight_ = nullptr;
   std::shared_ptr<void> weight_owner_;
-  HugeBuffer meta_;
-  std::vector<uint64_t> slots_;
+  std::shared_ptr<Arena> trackers_;
+  RowMeta* meta_ = nullptr;
   SsuView ssu_;
+  std::vector<uint32_t> deferred_;
+  std::vector<std::pair<uint64_t, size_t>> deferred_steps_;  // step, end of its rows in deferred_
+  size_t defer_limit_ = 0;
   uint32_t parity_ = 0;
   std::atomic<int64_t> num_dirty_{0};
   std::atomic<int64_t> num_listed_{0};

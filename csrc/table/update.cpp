@@ -62,6 +62,7 @@ void Collection::reserve_staging(const Batch& batch) {
 // so of one slot of the list, stay in one unit.
 void Collection::partition(Batch* batch, int64_t index, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
                            std::vector<Unit>* units) {
+  table(index).enter_deferred();
   const SsuView ssu = table(index).view().ssu;
   const int parts = std::min<int>(64, static_cast<int>(std::bit_ceil(static_cast<unsigned>(threads * 4))));
   const int shift = 64 - std::countr_zero(static_cast<unsigned>(parts));
@@ -85,7 +86,7 @@ void Collection::partition(Batch* batch, int64_t index, std::vector<cpu::KeySpan
   for (size_t part = 0; part < static_cast<size_t>(parts); ++part) {
     const int64_t begin = sum;
     for (auto& counts : start) sum += std::exchange(counts[part], sum);
-    if (sum > begin) units->push_back({index, {{out.data() + begin, sum - begin}}, sum - begin});
+    if (sum > begin) units->push_back({index, {{out.data() + begin, sum - begin}}, sum - begin, true});
   }
   cpu::parallel_for(static_cast<int64_t>(pieces.size()), threads, [&](int64_t p, int) {
     const cpu::KeySpan& piece = pieces[static_cast<size_t>(p)];
@@ -105,7 +106,7 @@ std::vector<Collection::Unit> Collection::plan_units(Batch* batch, int threads, 
   const int64_t share = batch->num_ids() / threads;
   for (int64_t t = 0; t < num_tables(); ++t) {
     if (frozen[static_cast<size_t>(t)]) continue;
-    Unit unit{t, {}, 0};
+    Unit unit{t, {}, 0, false};
     for (const int64_t f : features_of_table_[static_cast<size_t>(t)]) {
       const int64_t begin = batch->feature_begin[static_cast<size_t>(f)];
       const int64_t size = batch->feature_begin[static_cast<size_t>(f) + 1] - begin;
@@ -144,6 +145,16 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float
   return args;
 }
 
+void Collection::enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, const cpu::Workspace& workspace,
+                               TrackerDelta* delta) {
+  if (workspace.num_sampled == 0) return;
+  if (unit.part || args.table.walking) {
+    cpu::kernels().enter(args.table, workspace.sampled.data(), workspace.num_sampled, args.step, delta);
+  } else {
+    table(unit.table).defer_sampled(workspace.sampled.data(), workspace.num_sampled, args.step);
+  }
+}
+
 void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads,
                            float grad_scale) {
   if (units.empty()) return;
@@ -158,8 +169,10 @@ void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const f
   cpu::parallel_for(static_cast<int64_t>(units.size()), threads, [&](int64_t index, int thread) {
     const Unit& unit = units[static_cast<size_t>(index)];
     TrackerDelta delta;
-    cpu::kernels().update(args[static_cast<size_t>(unit.table)], unit.spans.data(), static_cast<int>(unit.spans.size()),
-                          &workspaces_[static_cast<size_t>(thread)], &delta);
+    cpu::Workspace& workspace = workspaces_[static_cast<size_t>(thread)];
+    const cpu::UpdateArgs& unit_args = args[static_cast<size_t>(unit.table)];
+    cpu::kernels().update(unit_args, unit.spans.data(), static_cast<int>(unit.spans.size()), &workspace, &delta);
+    enter_sampled(unit, unit_args, workspace, &delta);
     table(unit.table).add(delta);
   });
 }
@@ -207,6 +220,7 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
     TrackerDelta delta;
     unique = cpu::kernels().update(args, units[0].spans.data(), static_cast<int>(units[0].spans.size()),
                                    &workspaces_[0], &delta);
+    enter_sampled(units[0], args, workspaces_[0], &delta);
     table(index).add(delta);
   }
   rows->resize(static_cast<size_t>(unique));
