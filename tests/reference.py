@@ -194,14 +194,10 @@ class SampledList:
         group = digest >> 58 if self._groups > 1 else 0
         return group * self._slots_per_group + ((digest >> 26) % 2**32 * self._slots_per_group >> 32)
 
-    def update(self, rows: IntArray, step: int) -> None:
-        """Enter the sampled rows of one step: each evicts the holder; of several the largest hash wins."""
-        stamp = hash2(self._key, step)
-        winners: dict[int, tuple[int, int]] = {}
+    def update(self, rows: IntArray) -> None:
+        """Enter the sampled rows of one step: each evicts the holder; of several the largest row stays."""
         for row in np.unique(rows).tolist():
-            slot, rank = self._slot(row), (hash2(stamp, row) >> 32, row)
-            winners[slot] = max(rank, winners.get(slot, rank))
-        self._holder.update({slot: row for slot, (_, row) in winners.items()})
+            self._holder[self._slot(row)] = row
 
     def rows(self) -> list[int]:
         """The listed rows, ascending."""

@@ -64,7 +64,7 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
   in.ids = reinterpret_cast<const void*>(ids.address);
   check_shape(ids, "ids", {ids.size()});
   in.num_ids = ids.size();
-  require(in.num_ids < kMaxIds, "ids: expected fewer than 2^32, got " + std::to_string(in.num_ids));
+  require(in.num_ids < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(in.num_ids));
   const int64_t features = c.num_features();
   require(out.shape.size() == 2, "out: expected two dimensions, got shape " + describe(out.shape));
   in.batch_size = out.shape[0];
@@ -88,6 +88,7 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
               "per_sample_weights: expected sum pooling, got mean for table '" + c.table(t).spec().name + "'");
     }
   }
+  in.keep = keep;
   in.threads = std::max(1, std::min(threads, 256));
   py::gil_scoped_release release;
   std::shared_ptr<Batch> batch = c.lookup(in);

@@ -20,7 +20,7 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
   const std::string where = "table '" + name + "': ";
   require(!name.empty(), "table name: expected at least one character");
   require(num_embeddings >= 1 && num_embeddings <= kMaxRows,
-          where + "num_embeddings: expected 1 to 2^32, got " + std::to_string(num_embeddings));
+          where + "num_embeddings: expected 1 to 2^32 - 1, got " + std::to_string(num_embeddings));
   require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
           where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
   require(pooling == "sum" || pooling == "mean", where + "pooling: expected sum or mean, got " + pooling);

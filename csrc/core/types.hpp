@@ -33,8 +33,10 @@ struct OptimizerSpec {
   float initial_state = 0.0F;
 };
 
-// Sort keys pack a row and a position of 32 bits each.
-inline constexpr int64_t kMaxRows = int64_t{1} << 32;
-inline constexpr int64_t kMaxIds = int64_t{1} << 32;
+// A sort key is row << 32 | sampled << 31 | position; the last row number marks an empty slot of the sampled list.
+inline constexpr int64_t kMaxRows = (int64_t{1} << 32) - 1;
+inline constexpr int64_t kMaxIds = int64_t{1} << 31;
+inline constexpr uint64_t kSampledFlag = uint64_t{1} << 31;
+inline constexpr uint64_t kPositionMask = kSampledFlag - 1;
 
 }  // namespace cpr

@@ -18,19 +18,25 @@ struct StagingView {
   int64_t capacity = 0;
 };
 
-// The sub-sampled used list: slots direct-mapped by row hash; an entry is row << 24 | step mod 2^24. A row is listed
-// while its slot holds it; the bit in its word is only a hint (set when the row was sampled), so that an eviction costs
-// no visit of the evicted row.
+// The sub-sampled used list: slots direct-mapped by row hash, each empty or with one row. A row is listed while its
+// slot holds it; the bit in its word is only a hint (set when the row was sampled), so that an eviction costs no visit
+// of the evicted row.
 struct SsuView {
-  uint64_t* slots = nullptr;  // nullptr: not tracked
+  uint32_t* slots = nullptr;  // nullptr: not tracked
   uint32_t groups = 0;        // 64, or 1 for short lists; a group's slots belong to one partition
   uint32_t slots_per_group = 0;
   uint64_t key = 0;
+};
+
+// Which accesses of one step are sampled for the list: one in 2^log2_period positions.
+struct SampleRule {
+  bool active = false;
+  uint64_t key = 0;
+  uint64_t step = 0;
   int log2_period = 0;
 };
 
-inline constexpr uint64_t kEmptySlot = ~uint64_t{0};
-inline constexpr uint64_t kStampMask = (1U << 24) - 1;
+inline constexpr uint32_t kEmptySlot = ~uint32_t{0};
 inline constexpr uint32_t kSsuGroups = 64;
 
 struct TableView {
@@ -69,24 +75,20 @@ CPR_INLINE uint64_t ssu_slot(const SsuView& ssu, uint64_t hash) {
   return static_cast<uint64_t>(ssu_group(ssu, hash)) * ssu.slots_per_group + within;
 }
 
-CPR_INLINE uint64_t* ssu_slot_of(const SsuView& ssu, int64_t row) {
+CPR_INLINE uint32_t* ssu_slot_of(const SsuView& ssu, int64_t row) {
   return ssu.slots + ssu_slot(ssu, ssu_hash(ssu, static_cast<uint64_t>(row)));
 }
 
-CPR_INLINE bool ssu_holds(uint64_t entry, int64_t row) {
-  return entry != kEmptySlot && (entry >> 24) == static_cast<uint64_t>(row);
-}
-
 CPR_INLINE bool is_listed(const SsuView& ssu, int64_t row, uint32_t word) {
-  return (word & kListedBit) != 0 && ssu_holds(__atomic_load_n(ssu_slot_of(ssu, row), __ATOMIC_ACQUIRE), row);
+  return (word & kListedBit) != 0 &&
+         __atomic_load_n(ssu_slot_of(ssu, row), __ATOMIC_ACQUIRE) == static_cast<uint32_t>(row);
 }
 
 // Empties the row's slot if the row still holds it.
 CPR_INLINE void ssu_remove(const SsuView& ssu, int64_t row, TrackerDelta* delta) {
-  uint64_t* slot = ssu_slot_of(ssu, row);
-  uint64_t entry = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (ssu_holds(entry, row) &&
-      __atomic_compare_exchange_n(slot, &entry, kEmptySlot, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  uint32_t held = static_cast<uint32_t>(row);
+  if (__atomic_compare_exchange_n(ssu_slot_of(ssu, row), &held, kEmptySlot, false, __ATOMIC_ACQ_REL,
+                                  __ATOMIC_ACQUIRE)) {
     --delta->listed;
   }
 }

@@ -11,7 +11,7 @@
 // nothing and are noexcept; distinct units may run on distinct threads.
 namespace cpr::cpu {
 
-// A sort key: row << 32 | position in ids.
+// Sort keys (core/types.hpp) one after the other.
 struct KeySpan {
   const uint64_t* keys = nullptr;
   int64_t size = 0;
@@ -49,8 +49,6 @@ struct UpdateArgs {
   const uint32_t* bag_of = nullptr;           // nullptr: every bag holds one id, bag number = position
   const float* per_sample_weights = nullptr;  // [num_ids]
   const float* inverse_length = nullptr;      // [features * batch], mean pooling
-  const uint64_t* sampled = nullptr;          // a bit per position, nullptr without SSU
-  uint64_t step = 0;
   // Optimizer::kNone: unique rows and their gradients are written here in ascending order.
   int64_t* out_rows = nullptr;
   float* out_grad = nullptr;
@@ -71,14 +69,15 @@ struct Workspace {
 struct Kernels {
   const char* name;
   // Position of the first id outside [0, num_rows) among [begin, end), or -1; writes keys of the range.
-  int64_t (*read_ids)(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows, uint64_t* keys);
+  int64_t (*read_ids)(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows,
+                      const SampleRule& sample, uint64_t* keys);
   void (*pool)(const LookupTask& task, float* sums);
   // Sorts the unit's keys by row and updates each row once; returns the number of unique rows. The sampled ones are
   // left in the workspace, for enter.
   int64_t (*update)(const UpdateArgs& args, const KeySpan* spans, int num_spans, Workspace* workspace,
                     TrackerDelta* delta);
-  // Enters rows that were sampled in one step into the list: settled, unique, of one unit.
-  void (*enter)(const TableView& table, const uint32_t* rows, int64_t n, uint64_t step, TrackerDelta* delta);
+  // Enters settled rows that were sampled, of one unit, into the list: step by step, ascending within a step.
+  void (*enter)(const TableView& table, const uint32_t* rows, int64_t n, TrackerDelta* delta);
   // d loss / d per-sample weight of the positions of one feature: dot of the bag's output gradient and the row.
   void (*weight_grad)(const UpdateArgs& args, const KeySpan& span, float* out);
   bool (*all_finite)(const float* x, int64_t n);

@@ -8,12 +8,19 @@ CPR_INLINE void prefetch_row(const float* row, int64_t dim) {
 }
 
 template <typename Id>
-static int64_t read_ids_as(const Id* ids, int64_t begin, int64_t end, uint64_t num_rows, uint64_t* keys) noexcept {
+static int64_t read_ids_as(const Id* ids, int64_t begin, int64_t end, uint64_t num_rows, const SampleRule& sample,
+                           uint64_t* keys) noexcept {
   uint64_t bad = 0;
-  for (int64_t p = begin; p < end; ++p) {
-    const uint64_t row = static_cast<uint64_t>(static_cast<int64_t>(ids[p]));
-    bad |= static_cast<uint64_t>(row >= num_rows);
-    keys[p] = (row << 32) | static_cast<uint64_t>(p);
+  for (int64_t p = begin; p < end;) {
+    const uint64_t block = static_cast<uint64_t>(p) / 64;
+    const int64_t stop = static_cast<int64_t>(block + 1) * 64 < end ? static_cast<int64_t>(block + 1) * 64 : end;
+    const uint64_t bits = sample.active ? sample_bits(sample.key, sample.step, block, sample.log2_period) : 0;
+    for (; p < stop; ++p) {
+      const uint64_t row = static_cast<uint64_t>(static_cast<int64_t>(ids[p]));
+      const uint64_t position = static_cast<uint64_t>(p);
+      bad |= static_cast<uint64_t>(row >= num_rows);
+      keys[p] = (row << 32) | (((bits >> (position & 63)) & 1) << 31) | position;
+    }
   }
   if (bad == 0) return -1;
   int64_t p = begin;
@@ -22,10 +29,10 @@ static int64_t read_ids_as(const Id* ids, int64_t begin, int64_t end, uint64_t n
 }
 
 static int64_t read_ids(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows,
-                        uint64_t* keys) noexcept {
+                        const SampleRule& sample, uint64_t* keys) noexcept {
   const uint64_t rows = static_cast<uint64_t>(num_rows);
-  return is_64bit ? read_ids_as(static_cast<const int64_t*>(ids), begin, end, rows, keys)
-                  : read_ids_as(static_cast<const int32_t*>(ids), begin, end, rows, keys);
+  return is_64bit ? read_ids_as(static_cast<const int64_t*>(ids), begin, end, rows, sample, keys)
+                  : read_ids_as(static_cast<const int32_t*>(ids), begin, end, rows, sample, keys);
 }
 
 template <int D>

@@ -7,7 +7,7 @@ static void insertion_sort(uint64_t* keys, int64_t n) noexcept {
   for (int64_t i = 1; i < n; ++i) {
     const uint64_t key = keys[i];
     int64_t j = i;
-    for (; j > 0 && keys[j - 1] > key; --j) keys[j] = keys[j - 1];
+    for (; j > 0 && (keys[j - 1] & ~kSampledFlag) > (key & ~kSampledFlag); --j) keys[j] = keys[j - 1];
     keys[j] = key;
   }
 }

@@ -1,6 +1,6 @@
 // Part of kernels.cpp: the fused update of one unit: sort, sum, optimizer and trackers in one visit of each row.
 
-inline constexpr int64_t kUpdateAhead = 24;  // keys
+inline constexpr int64_t kUpdateAhead = 12;  // keys
 
 CPR_INLINE const float* gradient_of(const UpdateArgs& a, uint64_t position, int64_t* bag_out) {
   const int64_t bag = a.bag_of != nullptr ? a.bag_of[position] : static_cast<int64_t>(position);
@@ -19,10 +19,10 @@ template <int D, bool kScaled>
 CPR_INLINE const float* sum_gradients(const UpdateArgs& a, const uint64_t* keys, int64_t count, float* sums) {
   const int64_t dim = fixed_dim<D>(a.table.dim);
   int64_t bag = 0;
-  if (!kScaled && count == 1) return gradient_of(a, keys[0] & 0xffffffffU, &bag);
+  if (!kScaled && count == 1) return gradient_of(a, keys[0] & kPositionMask, &bag);
   const bool tree = count > kSumFanout;
   for (int64_t i = 0; i < count; ++i) {
-    const uint64_t position = keys[i] & 0xffffffffU;
+    const uint64_t position = keys[i] & kPositionMask;
     const float* g = gradient_of(a, position, &bag);
     const bool first = tree ? i % kSumFanout == 0 : i == 0;
     if (kScaled) {
@@ -57,18 +57,15 @@ CPR_INLINE void apply_optimizer(const UpdateArgs& a, int64_t row, const float* g
   subtract_scaled<D>(w, g, rate, dim);
 }
 
-// Whether any of the positions was sampled. Most rows come once, and the bits are random: no branch on them.
-CPR_INLINE bool any_sampled(const uint64_t* sampled, const uint64_t* keys, int64_t count) {
-  uint64_t any = 0;
-  for (int64_t i = 0; i < count && i < 64; ++i) {
-    const uint64_t position = keys[i] & 0xffffffffU;
-    any |= sampled[position >> 6] >> (position & 63);
-  }
-  for (int64_t i = 64; i < count && (any & 1) == 0; ++i) {
-    const uint64_t position = keys[i] & 0xffffffffU;
-    any = sampled[position >> 6] >> (position & 63);
-  }
-  return (any & 1) != 0;
+// End of the run of equal rows that begins at keys[i], and whether any of its positions was sampled: one loop for both,
+// since the length of a run is hard to predict.
+CPR_INLINE int64_t run_end(const uint64_t* keys, int64_t i, int64_t n, bool* sampled) {
+  const uint64_t row = keys[i] >> 32;
+  uint64_t any = keys[i];
+  int64_t end = i + 1;
+  for (; end < n && (keys[end] >> 32) == row; ++end) any |= keys[end];
+  *sampled = (any & kSampledFlag) != 0;
+  return end;
 }
 
 CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, uint32_t* before, uint32_t* after,
@@ -109,7 +106,7 @@ CPR_INLINE void prefetch_update(const UpdateArgs& a, uint64_t key) {
   __builtin_prefetch(a.table.meta + row, 1);
   const char* w = reinterpret_cast<const char*>(a.table.weight + row * dim);
   int64_t bag = 0;
-  const char* g = reinterpret_cast<const char*>(gradient_of(a, key & 0xffffffffU, &bag));
+  const char* g = reinterpret_cast<const char*>(gradient_of(a, key & kPositionMask, &bag));
   for (int64_t byte = 0; byte < dim * 4; byte += 64) {
     __builtin_prefetch(w + byte, 1);
     __builtin_prefetch(g + byte);
@@ -130,14 +127,13 @@ static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n,
   for (int64_t i = 0; i < n;) {
     for (; ahead < n && ahead <= i + kUpdateAhead; ++ahead) prefetch_update<D>(a, keys[ahead]);
     const uint64_t row = keys[i] >> 32;
-    int64_t end = i + 1;
-    while (end < n && (keys[end] >> 32) == row) ++end;
+    bool sampled = false;
+    const int64_t end = run_end(keys, i, n, &sampled);
     const float* g = sum_gradients<D, kScaled>(a, keys + i, end - i, sums);
     if (a.grad_scale != 1.0F) {
       copy_scaled<D>(sums, g, a.grad_scale, dim);
       g = sums;
     }
-    const bool sampled = a.sampled != nullptr && any_sampled(a.sampled, keys + i, end - i);
     track(a.table, static_cast<int64_t>(row), end - i, sampled, before + unique, after + unique, delta);
     if constexpr (kOptimizer == Optimizer::kNone) {
       a.out_rows[unique] = static_cast<int64_t>(row);
@@ -201,7 +197,7 @@ static int64_t update(const UpdateArgs& a, const KeySpan* spans, int num_spans, 
 
 static void weight_grad(const UpdateArgs& a, const KeySpan& span, float* out) noexcept {
   for (int64_t i = 0; i < span.size; ++i) {
-    const uint64_t position = span.keys[i] & 0xffffffffU;
+    const uint64_t position = span.keys[i] & kPositionMask;
     int64_t bag = 0;
     const float* g = gradient_of(a, position, &bag);
     const float* w = a.table.weight + static_cast<int64_t>(span.keys[i] >> 32) * a.table.dim;

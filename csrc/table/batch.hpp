@@ -9,12 +9,11 @@ namespace cpr {
 
 // Memory of one forward, recycled from step to step: fresh megabytes of memory would cost page faults in every step.
 struct BatchBuffers {
-  std::vector<uint64_t> keys;         // row << 32 | position
+  std::vector<uint64_t> keys;
   std::vector<uint32_t> bag_of;       // bag over all features
   std::vector<float> inverse_length;  // by bag
   std::vector<float> per_sample_weights;
   std::vector<int64_t> offsets;  // task by task
-  std::vector<uint64_t> sampled;
   std::vector<uint64_t> partitioned;
 };
 
@@ -46,7 +45,7 @@ class Batch {
   bool unit_bags = false;              // every bag holds one id
   bool weighted = false;
   bool consumed = false;  // by update
-  int64_t step = -1;      // of the first gradient: the others belong to the same one
+  bool counted = false;   // by gradient: the others of the batch belong to the same step
 
  private:
   std::shared_ptr<BatchPool> pool_;

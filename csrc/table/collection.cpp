@@ -34,15 +34,16 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
   }
   const auto weights = std::make_shared<Arena>(weight_bytes);
   const auto trackers = std::make_shared<Arena>(tracker_bytes);
+  bool any_ssu = false;
   for (TableSpec& spec : tables) {
     if (spec.track_ssu) {
       const int period = std::countr_zero(static_cast<uint64_t>(spec.ssu_period));
-      if (any_ssu_ && period != log2_period_) {
+      if (any_ssu && period != log2_period_) {
         throw std::invalid_argument("ssu_period: expected one period for all tables of a collection, got " +
                                     std::to_string(int64_t{1} << log2_period_) + " and " +
                                     std::to_string(spec.ssu_period));
       }
-      any_ssu_ = true;
+      any_ssu = true;
       log2_period_ = period;
     }
     tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, weights, trackers));

@@ -27,6 +27,7 @@ struct LookupInput {
   int64_t batch_size = 0;
   const float* per_sample_weights = nullptr;
   float* out = nullptr;  // [batch_size, output_dim]
+  bool keep = true;      // for an update: draws the sampled accesses of the step
   int threads = 1;
 };
 
@@ -98,7 +99,6 @@ class Collection {
   std::vector<Unit> plan_units(Batch* batch, int threads, const std::vector<bool>& frozen);
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
                  std::vector<Unit>* units);
-  void draw_samples(Batch* batch);
   TableView update_view(int64_t table);
   void reserve_staging(const Batch& batch);
   cpu::UpdateArgs update_args(Batch* batch, int64_t table, const float* grad);
@@ -115,7 +115,6 @@ class Collection {
   OptimizerSpec optimizer_;
   uint64_t sample_key_;
   int log2_period_ = 0;
-  bool any_ssu_ = false;
   int64_t step_ = 0;
   int64_t skipped_steps_ = 0;
   int64_t snapshots_begun_ = 0;

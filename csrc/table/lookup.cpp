@@ -120,8 +120,10 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     cpu::LookupTask work;
     work.table = tables_[static_cast<size_t>(features_[static_cast<size_t>(task.feature)])]->view();
     work.bags = task.end - task.begin;
+    const SampleRule sample{in.keep && work.table.ssu.slots != nullptr, sample_key_, static_cast<uint64_t>(step_),
+                            log2_period_};
     task.bad_position = cpu::kernels().read_ids(in.ids, in.ids_are_64bit, offsets[0], offsets[work.bags],
-                                                work.table.num_rows, buffers.keys.data());
+                                                work.table.num_rows, sample, buffers.keys.data());
     if (task.bad_position >= 0) return;
     work.offsets = offsets;
     work.unit_bags = task.unit_bags;

@@ -1,7 +1,6 @@
 #include "table/table.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -26,7 +25,6 @@ SsuView make_ssu(const TableSpec& spec, uint64_t key) {
       std::max<int64_t>(1, static_cast<int64_t>(spec.ssu_fraction * static_cast<double>(spec.num_embeddings)));
   if (capacity < kMinSlotsForGroups) ssu.groups = 1;
   ssu.slots_per_group = static_cast<uint32_t>(capacity / ssu.groups);
-  ssu.log2_period = std::countr_zero(static_cast<uint64_t>(spec.ssu_period));
   return ssu;
 }
 
@@ -39,7 +37,7 @@ size_t Table::weight_bytes(const TableSpec& spec) {
 size_t Table::tracker_bytes(const TableSpec& spec) {
   const SsuView ssu = make_ssu(spec, 0);
   return Arena::aligned(static_cast<size_t>(spec.num_embeddings) * sizeof(RowMeta)) +
-         static_cast<size_t>(ssu.groups) * ssu.slots_per_group * sizeof(uint64_t);
+         static_cast<size_t>(ssu.groups) * ssu.slots_per_group * sizeof(uint32_t);
 }
 
 Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, const std::shared_ptr<Arena>& weights,
@@ -55,7 +53,7 @@ Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, cons
       ssu_(make_ssu(spec_, key_)) {
   if (spec_.track_ssu) {
     const size_t slots = static_cast<size_t>(ssu_.groups) * ssu_.slots_per_group;
-    ssu_.slots = static_cast<uint64_t*>(trackers->take(slots * sizeof(uint64_t)));
+    ssu_.slots = static_cast<uint32_t*>(trackers->take(slots * sizeof(uint32_t)));
     std::fill_n(ssu_.slots, slots, kEmptySlot);
   }
   // The first limits differ, so that tables of one size don't all enter in the same step.
@@ -101,9 +99,8 @@ void Table::set_word(int64_t row, uint32_t word) {
   if (ssu_.slots != nullptr) {
     if ((after & kListedBit) == 0) {
       if ((before & kListedBit) != 0) ssu_remove(ssu_, row, &delta);
-    } else if (uint64_t* slot = ssu_slot_of(ssu_, row); *slot == kEmptySlot) {
-      // The step's stamp only tells rows apart that enter in the same step: at a boundary any will do.
-      *slot = (static_cast<uint64_t>(row) << 24);
+    } else if (uint32_t* slot = ssu_slot_of(ssu_, row); *slot == kEmptySlot) {
+      *slot = static_cast<uint32_t>(row);
       ++delta.listed;
     }
   }
@@ -141,13 +138,10 @@ void Table::add(const TrackerDelta& delta) {
   }
 }
 
-size_t Table::defer_limit() const {
-  return static_cast<size_t>(std::clamp(num_slots() / 2, kMinDeferred, kMaxDeferred));
-}
+size_t Table::defer_limit() const { return static_cast<size_t>(std::clamp(num_slots(), kMinDeferred, kMaxDeferred)); }
 
-void Table::defer_sampled(const uint32_t* rows, int64_t n, uint64_t step) {
+void Table::defer_sampled(const uint32_t* rows, int64_t n) {
   deferred_.insert(deferred_.end(), rows, rows + n);
-  deferred_steps_.emplace_back(step, deferred_.size());
   if (deferred_.size() < defer_limit_) return;
   enter_deferred();
   defer_limit_ = defer_limit();
@@ -155,15 +149,9 @@ void Table::defer_sampled(const uint32_t* rows, int64_t n, uint64_t step) {
 
 void Table::enter_deferred() {
   if (deferred_.empty()) return;
-  const TableView v = view();
   TrackerDelta delta;
-  size_t begin = 0;
-  for (const auto& [step, end] : deferred_steps_) {
-    cpu::kernels().enter(v, deferred_.data() + begin, static_cast<int64_t>(end - begin), step, &delta);
-    begin = end;
-  }
+  cpu::kernels().enter(view(), deferred_.data(), static_cast<int64_t>(deferred_.size()), &delta);
   deferred_.clear();
-  deferred_steps_.clear();
   add(delta);
 }
 
@@ -197,9 +185,7 @@ SelectRule Table::most_used(int64_t rows, uint64_t sequence, int64_t* expected) 
 std::vector<int64_t> Table::listed_rows() const {
   std::vector<int64_t> rows;
   for (int64_t s = 0; s < num_slots(); ++s) {
-    const uint64_t slot = ssu_.slots[s];
-    const int64_t row = static_cast<int64_t>(slot >> 24);
-    if (slot != kEmptySlot) rows.push_back(row + spec_.row_offset);
+    if (ssu_.slots[s] != kEmptySlot) rows.push_back(int64_t{ssu_.slots[s]} + spec_.row_offset);
   }
   std::sort(rows.begin(), rows.end());
   return rows;

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "core/types.hpp"
@@ -49,10 +48,10 @@ class Table {
   void mark_all_dirty();
 
   void add(const TrackerDelta& delta);
-  // Notes rows that were sampled in `step`, to be entered into the list some steps at a time: then its memory is
-  // visited once for all of them. Called by the one unit that updates the whole table.
-  void defer_sampled(const uint32_t* rows, int64_t n, uint64_t step);
-  // Enters what was deferred, step by step; after it the list is as if nothing had been deferred.
+  // Notes rows that were sampled in a step, ascending, to be entered into the list some steps at a time: then its
+  // memory is visited once for all of them. Called by the one unit that updates the whole table.
+  void defer_sampled(const uint32_t* rows, int64_t n);
+  // Enters what was deferred; after it the list is as if nothing had been deferred.
   void enter_deferred();
   int64_t num_dirty() const { return num_dirty_.load(std::memory_order_relaxed); }
   int64_t num_listed() const { return num_listed_.load(std::memory_order_relaxed); }
@@ -63,7 +62,7 @@ class Table {
 
   int64_t weight_bytes() const { return static_cast<int64_t>(weight_bytes(spec_)); }
   int64_t meta_bytes() const { return num_rows() * static_cast<int64_t>(sizeof(RowMeta)); }
-  int64_t ssu_bytes() const { return num_slots() * static_cast<int64_t>(sizeof(uint64_t)); }
+  int64_t ssu_bytes() const { return num_slots() * static_cast<int64_t>(sizeof(uint32_t)); }
 
  private:
   size_t defer_limit() const;
@@ -79,7 +78,6 @@ class Table {
   RowMeta* meta_ = nullptr;
   SsuView ssu_;
   std::vector<uint32_t> deferred_;
-  std::vector<std::pair<uint64_t, size_t>> deferred_steps_;  // step, end of its rows in deferred_
   size_t defer_limit_ = 0;
   uint32_t parity_ = 0;
   std::atomic<int64_t> num_dirty_{0};

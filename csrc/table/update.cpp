@@ -31,16 +31,6 @@ bool all_finite(const float* x, int64_t n, int threads) {
 
 }  // namespace
 
-// A bit per position, the same for every table: bits are ANDed over log2(period) draws.
-void Collection::draw_samples(Batch* batch) {
-  if (!any_ssu_) return;
-  std::vector<uint64_t>& sampled = batch->buffers().sampled;
-  sampled.resize(static_cast<size_t>((batch->num_ids() + 63) / 64));
-  for (size_t block = 0; block < sampled.size(); ++block) {
-    sampled[block] = sample_bits(sample_key_, static_cast<uint64_t>(batch->step), block, log2_period_);
-  }
-}
-
 TableView Collection::update_view(int64_t index) {
   TableView view = table(index).view();
   if (active_ != nullptr && active_->walking()) active_->attach(static_cast<int>(index), &view);
@@ -140,8 +130,6 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float
   args.bag_of = batch->unit_bags ? nullptr : buffers.bag_of.data();
   args.per_sample_weights = batch->weighted ? buffers.per_sample_weights.data() : nullptr;
   args.inverse_length = args.table.mean && !batch->unit_bags ? buffers.inverse_length.data() : nullptr;
-  args.sampled = args.table.ssu.slots != nullptr ? buffers.sampled.data() : nullptr;
-  args.step = static_cast<uint64_t>(batch->step);
   return args;
 }
 
@@ -149,9 +137,9 @@ void Collection::enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, co
                                TrackerDelta* delta) {
   if (workspace.num_sampled == 0) return;
   if (unit.part || args.table.walking) {
-    cpu::kernels().enter(args.table, workspace.sampled.data(), workspace.num_sampled, args.step, delta);
+    cpu::kernels().enter(args.table, workspace.sampled.data(), workspace.num_sampled, delta);
   } else {
-    table(unit.table).defer_sampled(workspace.sampled.data(), workspace.num_sampled, args.step);
+    table(unit.table).defer_sampled(workspace.sampled.data(), workspace.num_sampled);
   }
 }
 
@@ -189,8 +177,6 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
     return false;
   }
   reserve_staging(*batch);
-  batch->step = step_;
-  draw_samples(batch);
   run_units(batch, plan_units(batch, threads, frozen), grad, threads, grad_scale);
   batch->consumed = true;
   ++step_;
@@ -202,14 +188,14 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
   check_owner("gradient");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "gradient");
-  if (batch->step < 0) batch->step = step_++;  // one step a batch, however many tables or repeated backwards ask
+  if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
+  batch->counted = true;
   std::vector<bool> others(tables_.size(), true);
   others[static_cast<size_t>(index)] = false;
   const std::vector<Unit> units = plan_units(batch, 1, others);
   int64_t unique = 0;
   if (!units.empty()) {
     reserve_staging(*batch);
-    draw_samples(batch);
     cpu::UpdateArgs args = update_args(batch, index, grad);
     args.optimizer = Optimizer::kNone;
     rows->resize(static_cast<size_t>(units[0].size));

@@ -33,7 +33,7 @@ def test_list_is_the_references(period: int, threads: int) -> None:
             sampled = sampled_positions(SEED, step, 2 * batch, period).reshape(2, batch)
             assert abs(sampled.mean() - 1 / period) < 0.05
             for table, reference in enumerate(expected):
-                reference.update(ids[table][sampled[table]], step)
+                reference.update(ids[table][sampled[table]])
             flat = torch.from_numpy(np.concatenate(ids))
             collection(flat, torch.arange(2 * batch + 1)).sum().backward()
             for table, reference in enumerate(expected):
