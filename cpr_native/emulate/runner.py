@@ -169,18 +169,17 @@ class _Outcome:
     pls_trace: tuple[tuple[float, float], ...] = ()
 
 
-class _FailureFeed:
-    """Gives `fit` the shards that fail after a step: each failure of the schedule once, at its sample."""
+class _Failures:
+    """A callback of `fit` that lets each failure of the schedule strike once, at its sample."""
 
     def __init__(self, schedule: FailureSchedule, clock: VirtualClock, manager: RecoveryManager) -> None:
         self._pending: list[Failure] = list(schedule)
         self._clock = clock
         self._manager = manager
 
-    def __call__(self, step: int) -> Sequence[int]:
-        if not self._pending or self._manager.samples < self._clock.samples(self._pending[0].hour):
-            return ()
-        return self._pending.pop(0).shards
+    def __call__(self, step: int, loss: float) -> None:
+        while self._pending and self._manager.samples >= self._clock.samples(self._pending[0].hour):
+            self._manager.recover(self._pending.pop(0).shards)
 
 
 def _loss(model: nn.Module, batch: ClickBatch) -> torch.Tensor:
@@ -236,8 +235,10 @@ def _train_through_failures(
             loss_fn=_loss,
             dense_optimizer=dense_optimizer,
             batch_size_of=len,
-            failures=_FailureFeed(emulation.schedule, clock, manager),
-            callbacks=(lambda step, loss: observer.stepped(strategy, manager.samples),),
+            callbacks=(
+                lambda step, loss: observer.stepped(strategy, manager.samples),
+                _Failures(emulation.schedule, clock, manager),
+            ),
             resume=False,
         )
     return _outcome(emulation, clock, manager, sum(source.table_sizes))

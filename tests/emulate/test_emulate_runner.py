@@ -241,6 +241,16 @@ def test_more_failures_of_more_shards(tmp_path: Path) -> None:
     assert run.overhead_hours.load == pytest.approx(4 * 0.045)
 
 
+@pytest.mark.parametrize("strategy", ["full", "partial"])
+def test_failures_within_the_last_step_all_strike(tmp_path: Path, strategy: str) -> None:
+    emulation = dataclasses.replace(EMULATION, schedule=_schedule("55.98:1", "55.99:2", "55.995:1"))
+    run = _run(emulation, strategy, tmp_path)
+    assert [failure.shards for failure in run.failures] == [(1,), (2,), (1,)]
+    if strategy == "partial":  # two losses of one shard at one step: the second has nothing more to lose
+        assert run.failures[0].lost_lookups > 0
+        assert run.failures[2].lost_lookups == 0
+
+
 def test_checkpoints_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "partial").mkdir()
     with pytest.raises(FileExistsError):
