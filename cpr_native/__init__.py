@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpr_native.optim import SGD, RowWiseAdagrad
     from cpr_native.overhead import Costs, Job
     from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
-    from cpr_native.recovery import RecoveryManager
+    from cpr_native.recovery import RecoveryManager, ResumableLoader
     from cpr_native.store import CheckpointStore
     from cpr_native.train import fit
 
@@ -35,6 +35,7 @@ __all__ = [
     "Partial",
     "PoolingType",
     "RecoveryManager",
+    "ResumableLoader",
     "RowWiseAdagrad",
     "Ssu",
     "Trackers",
@@ -47,7 +48,7 @@ _HOMES = {
     "cpr_native.optim": ("SGD", "RowWiseAdagrad"),
     "cpr_native.overhead": ("Costs", "Job"),
     "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
-    "cpr_native.recovery": ("RecoveryManager",),
+    "cpr_native.recovery": ("RecoveryManager", "ResumableLoader"),
     "cpr_native.store": ("CheckpointStore",),
     "cpr_native.train": ("fit",),
 }

@@ -27,7 +27,7 @@ class TrainedCollection:
             )
         name, self.module = found[0]
         self.engine = self.module.engine
-        settings = self.module._plan
+        settings = self.module.plan
         prefix = f"{name}." if name else ""
         self.keys = frozenset(prefix + key for key in self.module.state_dict())
         self.features = settings.features
