@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.errors import CorruptionError
 from cpr_native.store import CheckpointStore, CollectionSchema, Placement
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def restore_rows(
     Trackers of all these rows are cleared. Dirty bits: "clear" clears them (the plan is an exact point),
     "keep" leaves them as they are, "priority" sets those of rows that come from a priority commit and
     clears the others (the bits died with the process). Every byte is verified before the first write;
-    raises CorruptionError or OSError with nothing changed.
+    raises CorruptionError or OSError with nothing changed. All is read a second time to be written: a file
+    that was damaged in between raises them too, and the rows are then half restored until a restore of the
+    same ranges succeeds (it may, from older commits).
     """
     plan.verify()
     loader = _Loader(engine, ranges, dirty)
@@ -118,7 +121,13 @@ def restore_rows(
         engine.reset_rows(row_range.table, row_range.begin, row_range.end)
         if dirty != "keep":
             engine.clear_trackers(row_range.table, row_range.begin, row_range.end, dirty=True)
-    plan.apply(loader)
+    try:
+        plan.apply(loader)
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}; it was damaged while it was restored: these rows are half restored and must be "
+            "restored again"
+        ) from error
     rows: dict[str, int] = {}
     reset: dict[str, int] = {}
     for row_range in ranges:

@@ -31,7 +31,8 @@ def fit(
 
     `loader`: gives batches; its data position is saved by its own `state_dict()` where it has one, else as
     a count of batches (see `ResumableLoader`). `loss_fn(model, batch)`: the loss, a scalar tensor.
-    `dense_optimizer`: None for the manager's; the tables update themselves in backward.
+    `epochs`: not used when `loader` is a `ResumableLoader`, which has its own. `dense_optimizer`: becomes the
+    manager's, which saves its state; None for the one it has; the tables update themselves in backward.
     `batch_size_of(batch)`: samples in it, by default the length of its first member. `callbacks`: called
     after each step with (step, loss). `failures(step)`: shards that fail right after a step, recovered by
     the manager before the next; after a full recovery steps come again, so a failure must be given once.
@@ -39,7 +40,9 @@ def fit(
     unless it fails, which raises; `manager.close()` commits the rest.
     """
     data = loader if isinstance(loader, ResumableLoader) else ResumableLoader(loader, epochs=epochs)
-    optimizer = dense_optimizer or manager.dense_optimizer
+    if dense_optimizer is not None:
+        manager.dense_optimizer = dense_optimizer
+    optimizer = manager.dense_optimizer
     manager.loader = data
     if resume and not manager.running:
         manager.resume()

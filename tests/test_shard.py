@@ -222,6 +222,24 @@ def test_v20_damage_in_one_table_applies_nothing_to_any(setup: Setup, tmp_path: 
         assert got.tobytes() == expected.tobytes()
 
 
+def test_v22_damage_after_the_check_says_that_rows_are_half_restored(setup: Setup, tmp_path: Path) -> None:
+    step(setup.engine, [[4, 5], [3, 4]])
+    save(setup.engine, setup.writer, "delta")
+    plan = setup.shards[1].plan()
+    plan.verify()
+    path = tmp_path / "shards" / "1" / "segments" / plan.segments[-1].record.name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CorruptionError, match=f"{path.name}.*half restored.*again"):
+        setup.shards[1].restore(plan)
+    restored = setup.shards[1].restore()
+    assert path.name in " ".join(restored.skipped)
+    assert restored.broken
+    for table, got in enumerate(rows(setup.engine)):
+        assert got[lost(table, 1)].tobytes() == setup.base[table][lost(table, 1)].tobytes()
+
+
 def test_row_range_length() -> None:
     assert len(RowRange(name="a", table=0, begin=3, end=8)) == 5
     assert len(Shard(0, make_engine(), [], CheckpointStore("nowhere"))) == 0

@@ -185,6 +185,20 @@ def test_own_optimizer_steps_the_dense_parameters(tmp_path: Path) -> None:
     assert optimizer is not own
 
 
+def test_own_optimizer_goes_back_with_a_full_recovery(tmp_path: Path) -> None:
+    model = Net()
+    own = torch.optim.Adagrad(model.top.parameters(), lr=0.05)
+    schedule = {BATCHES + 3: [1]}
+    torch.manual_seed(6)
+    with managed(model, tmp_path, Full(), None) as manager:
+        fit(
+            model, shuffled(), manager, loss_fn=loss_of, dense_optimizer=own, epochs=2,
+            failures=lambda step: schedule.pop(step, ()),
+        )  # fmt: skip
+    assert manager.dense_optimizer is own
+    assert equal(list(model.state_dict().values()), plain())
+
+
 def test_loader_of_a_running_manager_stays(tmp_path: Path) -> None:
     model = Net()
     with managed(model, tmp_path, Full(), None) as manager:

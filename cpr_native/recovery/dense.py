@@ -81,21 +81,25 @@ class DenseState:
             {
                 "model": self._parameters(),
                 "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+                "optimizer_class": _class_of(self.optimizer),
                 "position": position,
                 "rng": rng_state(),
             }
         )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Put everything back, parameters in place; raises what `check` raises, with nothing changed."""
+        """Put everything back, parameters in place.
+
+        Raises what `check` raises, or the loader for a position that it cannot take, with nothing changed.
+        """
         self.check(state)
+        if self.loader is not None:
+            self.loader.load_state_dict(state["position"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for key, value in self._parameters().items():
                 value.copy_(state["model"][key])
-        if self.loader is not None:
-            self.loader.load_state_dict(state["position"])
         set_rng_state(state["rng"])
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +122,25 @@ class DenseState:
             if (owner is None) != (state[name] is None):
                 has, lacks = ("checkpoint", "manager") if owner is None else ("manager", "checkpoint")
                 raise ValueError(f"the {has} has a dense {name} but the {lacks} has none")
+        if self.optimizer is not None:
+            self._check_optimizer(self.optimizer, state)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        got, expected = state["optimizer_class"], _class_of(optimizer)
+        if got != expected:
+            raise ValueError(f"the dense optimizer is a {expected} here, a {got} in the checkpoint")
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (optimizer.param_groups, state["optimizer"]["param_groups"])
+        ]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the dense optimizer's groups have {sizes[0]} parameters here, {sizes[1]} in the checkpoint"
+            )
+
+
+def _class_of(optimizer: torch.optim.Optimizer | None) -> str | None:
+    return None if optimizer is None else f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def encode(state: Mapping[str, Any]) -> bytes:

@@ -90,7 +90,16 @@ class LookupLedger:
         self._total = total
 
     def watch(self, module: EngineModule, features: Sequence[int], block_rows: Sequence[int]) -> None:
-        """Count every fused update of `module` from now on; arguments as of `routed`."""
+        """Count every fused update of `module` from now on; arguments as of `routed`.
+
+        What the engine's counters hold already is unsaved.
+        """
+        self._open[:] = 0
+        for table, block in enumerate(block_rows):
+            counts = module.engine.counts(table)
+            blocks = np.add.reduceat(counts, np.arange(0, len(counts), block), dtype=np.int64)
+            self._open[: len(blocks)] += blocks
+        self._total = int(self._open.sum())
 
         def looked_up(request: Request, frozen: Sequence[int]) -> Callable[[], None]:
             offsets = None if request.offsets is None else request.offsets.numpy()

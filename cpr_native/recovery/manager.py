@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import index
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +17,7 @@ from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
-from cpr_native.recovery.report import RecoveryReport, SaveReason, SaveReport
+from cpr_native.recovery.report import RecoveryReport, SaveReport
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Restored, Shard, make_shards
 from cpr_native.store import CheckpointStore, Placement, RestorePoint
@@ -29,8 +31,9 @@ class RecoveryManager:
     the planner needs (`job.shards` is the number of shards); `total_samples`: samples of the whole job;
     `samples_per_hour`: None for total_samples / job.total_hours; `dense_optimizer`: of the dense
     parameters; `loader`: anything with `state_dict()` and `load_state_dict()`, its data position is a part
-    of each save (`fit` sets it); `background`: False writes each save before `step()` returns. Cuts are
-    step numbers: no clock decides anything.
+    of each save (`fit` sets it); `background`: False writes each save before `step()` returns; `keep`: exact
+    points that retention leaves on disk after each base (None: all). Cuts are step numbers: no clock decides
+    anything.
 
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
@@ -53,9 +56,10 @@ class RecoveryManager:
         dense_optimizer: torch.optim.Optimizer | None = None,
         loader: Stateful | None = None,
         background: bool = True,
+        keep: int | None = None,
     ) -> None:
-        if samples_per_hour is not None and not samples_per_hour > 0:
-            raise ValueError(f"samples_per_hour must be above 0, got {samples_per_hour}")
+        if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
+            raise ValueError(f"samples_per_hour must be finite and above 0, got {samples_per_hour}")
         self._tables = TrainedCollection(model)
         self.plan: Plan = plan(job, costs, target_pls, fraction=policy.fraction)
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
@@ -69,21 +73,14 @@ class RecoveryManager:
             self._tables.engine, store, self._tables.schema, self._placement
         )
         self._dense = DenseState(model, self._tables.keys, optimizer=dense_optimizer, loader=loader)
-        partial = self.policy.recovery == "partial"
         ledger = LookupLedger(job.shards)
+        counted = ledger if self.policy.recovery == "partial" else None
         self._saves = Saves(
-            self._tables,
-            self._dense,
-            self.policy,
-            self._placement,
-            ledger if partial else None,
-            background=background,
+            self._tables, self._dense, self.policy, self._placement, counted, background=background, keep=keep
         )
         ranked = self.policy.kind(0) == "priority"
         self._losses = Losses(ledger, total_samples=total_samples, shards=job.shards, by_lookups=ranked)
-        if partial:
-            ledger.watch(self._tables.module, self._tables.features, self._tables.blocks(self._placement))
-        self.dense_optimizer = dense_optimizer
+        self._half = restore.HalfRestored()
         self.recoveries: list[RecoveryReport] = []
         self.steps = 0
         self.samples = 0
@@ -103,6 +100,17 @@ class RecoveryManager:
         if self.running and loader is not self._dense.loader:
             raise ValueError("the loader of a started manager cannot be replaced")
         self._dense.loader = loader
+
+    @property
+    def dense_optimizer(self) -> torch.optim.Optimizer | None:
+        """The dense parameters' optimizer, whose state is saved; may be set until it starts."""
+        return self._dense.optimizer
+
+    @dense_optimizer.setter
+    def dense_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.running and optimizer is not self._dense.optimizer:
+            raise ValueError("the dense optimizer of a started manager cannot be replaced")
+        self._dense.optimizer = optimizer
 
     @property
     def pls(self) -> float:
@@ -127,33 +135,33 @@ class RecoveryManager:
         """
         if not self.running:
             self._open_empty()
-            self._begin("base", "start")
+            self._saves.begin_due(self._cut(), "start")
 
     def _open_empty(self) -> None:
-        if restore.holds_commits(self._store):
-            raise ValueError(
-                f"{self._store.path} holds commits already; call resume() first to go on from them, "
-                "or use an empty directory"
-            )
-        self._saves.writer = self._store.writer(self._tables.schema, self._placement)
+        restore.check_empty(self._store)
+        self._saves.open(self._store)
+        self._saves.due = True
 
     def step(self, samples: int) -> None:
         """Count a finished training step of `samples` samples and begin a save when one is due.
 
         Called after the optimizer's step. A save that is due while one is in flight starts at the first
-        step after it. Raises ValueError for a negative `samples`, and the error of a save that failed (the
-        step is counted).
+        step after it. Raises ValueError for a negative `samples`, TypeError for one that is no whole number,
+        CprError after a recovery that was interrupted, and the error of a save that failed (the step is
+        counted).
         """
+        samples = index(samples)
         if samples < 0:
             raise ValueError(f"samples must be at least 0, got {samples}")
         first = not self.running
         if first:
             self._open_empty()
+        self._half.check()
         before = self.samples
         self.steps += 1
         self.samples += samples
         if first:
-            self._begin("base", "start")
+            self._saves.begin_due(self._cut(), "start")
         self._saves.settle(wait=False)
         if self.samples // self.interval_samples > before // self.interval_samples:
             self._saves.mark_due()
@@ -168,6 +176,7 @@ class RecoveryManager:
         the policy cannot save, and the error of a save that failed.
         """
         self._saves.require_writer()
+        self._half.check()
         return self._saves.request(kind, self._cut(), wait=wait)
 
     def flush(self) -> None:
@@ -181,17 +190,11 @@ class RecoveryManager:
         """
         if self.running:
             self.flush()
+            self._half.check()
             if self._saves.exact_step != self.steps:
-                self._begin("delta", "close")
+                self._saves.begin("delta", "close", self._cut())
                 self.flush()
-        self._stop()
-
-    def _stop(self) -> None:
-        self._tables.module.observe_updates(None)
         self._saves.close()
-
-    def _begin(self, kind: SaveKind | None, reason: SaveReason) -> None:
-        self._saves.begin(kind, reason, self._cut())
 
     def _cut(self) -> Cut:
         info = {"policy": self.policy.name, "pls": self._losses.pls}
@@ -204,7 +207,7 @@ class RecoveryManager:
         if exc_type is None:
             self.close()
         else:
-            self._stop()
+            self._saves.close()
 
     def recover(self, failed_shards: Sequence[int]) -> RecoveryReport:
         """Discard the rows of `failed_shards` in memory and recover as the policy says.
@@ -213,10 +216,13 @@ class RecoveryManager:
         everything else stays. Full: all rows, dense parameters, optimizer, RNG and data position go back to
         the newest exact point, a rollback is committed, and training replays from there. Raises ValueError
         or IndexError for wrong shards, and CorruptionError, NoCheckpointError or OSError when the
-        checkpoint cannot be read: nothing is changed then.
+        checkpoint cannot be read: nothing is changed then. If it is interrupted or a file is damaged
+        while it is read for the second time, rows are half restored: `step`, `save` and `close` raise until
+        `recover` has succeeded for those shards, which it includes by itself.
         """
         self._saves.require_writer()
-        failed = restore.check_shards(failed_shards, len(self.shards))
+        wanted = restore.check_shards(failed_shards, len(self.shards))
+        failed = tuple(sorted({*wanted, *self._half.shards}))
         self._saves.settle()
         started = perf_counter()
         if self.policy.recovery == "partial":
@@ -239,12 +245,9 @@ class RecoveryManager:
         if not required and not restore.holds_commits(self._store):
             return None
         started = perf_counter()
-        point = self._store.latest(
-            "exact" if self.policy.recovery == "full" else "running",
-            schema=self._tables.schema,
-            placement=self._placement,
-        )
-        self._saves.writer = self._store.writer(self._tables.schema, self._placement)
+        mode = restore.mode_of(self.policy.recovery)
+        point = self._store.latest(mode, schema=self._tables.schema, placement=self._placement)
+        self._saves.open(self._store)
         try:
             report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
         except BaseException:
@@ -257,27 +260,25 @@ class RecoveryManager:
         self, point: RestorePoint, failed: tuple[int, ...], started: float, *, restart: bool = False
     ) -> RecoveryReport:
         """Put everything back to `point` and go on from its position."""
+        writer = self._saves.require_writer()
         restored = restore.restore_point(
-            point,
-            self._saves.require_writer(),
-            self._tables,
-            self._dense,
-            self.shards,
-            failed,
-            dirty="priority" if restart else "clear",
+            point, writer, self._tables, self._dense, self.shards, failed, self._half, restart=restart
         )
         fields: dict[str, Any] = {"lost_samples": self.samples - point.samples}
         self.steps, self.samples = point.step, point.samples
-        self._saves.rewind(Cut(step=point.step, samples=point.samples, info=point.info))
+        cut = Cut(step=point.step, samples=point.samples, info=point.info)
+        self._saves.rewind(cut, exact=point.kind != "priority")
+        if restored.broken:
+            self._saves.require_base()
         if restart:
             lookups, pls = self._losses.restarted(point.info, samples=point.samples)
             fields = {"restart": True, "lost_lookups": lookups, "pls": pls}
         return self._report(failed, started, [restored], mode="full", **fields)
 
     def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
-        restored = restore.restore_shards(self.shards, failed)
+        restored = restore.restore_shards(self.shards, failed, self._half)
         if any(part.broken for part in restored):
-            self._saves.require_writer().require_base()
+            self._saves.require_base()
         lookups, pls = self._losses.shards_lost(
             failed, samples=self.samples, saved_samples=self._saves.exact_samples
         )
@@ -286,12 +287,6 @@ class RecoveryManager:
     def _report(
         self, failed: tuple[int, ...], started: float, restored: Sequence[Restored], **fields: Any
     ) -> RecoveryReport:
-        return RecoveryReport(
-            shards=failed,
-            step=self.steps,
-            samples=self.samples,
-            hours_lost=fields.get("lost_samples", 0) / self.samples_per_hour,
-            seconds=perf_counter() - started,
-            **restore.restored_rows(restored),
-            **fields,
-        )
+        fields |= {"step": self.steps, "samples": self.samples}
+        lost = fields.get("lost_samples", 0) / self.samples_per_hour
+        return restore.report(restored, started, shards=failed, hours_lost=lost, **fields)

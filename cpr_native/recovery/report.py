@@ -17,7 +17,7 @@ class SaveReport:
 
     `sequence`: number of its global manifest; `kind`, `reason`; `step`, `samples`: its cut; `rows`: rows
     written; `bytes_written`: bytes of all its files; `stall_seconds`: training time it took; `seconds`:
-    from begin to commit.
+    from begin to commit; `retention_error`: why older commits could not be removed, if so.
     """
 
     sequence: int
@@ -29,6 +29,7 @@ class SaveReport:
     bytes_written: int
     stall_seconds: float
     seconds: float
+    retention_error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

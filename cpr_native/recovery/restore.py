@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypedDict
+from operator import index
+from time import perf_counter
+from typing import Any
 
+from cpr_native.errors import CprError
+from cpr_native.overhead import Recovery
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, decode
-from cpr_native.shard import DirtyRule, Restored, Shard, restore_rows
+from cpr_native.recovery.report import RecoveryReport
+from cpr_native.shard import Restored, Shard, restore_rows
 from cpr_native.store import CheckpointStore, RestorePoint, StoreWriter
 from cpr_native.store.directory import Directory
+from cpr_native.store.restore import Mode
+
+_NOTES = ("due_saves", "lookups", "pls", "unsaved_lookups")
+
+
+class HalfRestored:
+    """Remembers the shards whose restore was interrupted, so that no save takes their rows."""
+
+    def __init__(self) -> None:
+        self.shards: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Raise CprError when there are any."""
+        if self.shards:
+            raise CprError(
+                f"the restore of shards {list(self.shards)} was interrupted and left their rows half "
+                f"restored: call recover(failed_shards={list(self.shards)}) again before anything else"
+            )
+
+    @contextmanager
+    def writing(self, shards: Sequence[int]) -> Iterator[None]:
+        """Hold `shards` for half restored from now on, unless the block ends without an error."""
+        self.shards = tuple(shards)
+        yield
+        self.shards = ()
 
 
 def restore_point(
@@ -20,31 +51,43 @@ def restore_point(
     dense: DenseState,
     shards: Sequence[Shard],
     failed: Sequence[int],
+    half: HalfRestored,
     *,
-    dirty: DirtyRule,
+    restart: bool,
 ) -> Restored:
     """Put all rows, optimizer scalars and dense state back to `point`; `failed` shards lose their rows first.
 
-    Everything is read and checked and the rollback is committed before memory changes. `dirty`: see
-    `restore_rows`. Raises CorruptionError, OSError or ValueError (another model's dense state) with nothing
-    changed in memory.
+    Everything is read and checked and the rollback is committed before memory changes. `restart`: the
+    dirty bits died with the process. Raises CorruptionError, OSError or ValueError (another model's dense
+    state, another loader's position, a save that no manager made) with nothing changed in memory, unless
+    `half` says so.
     """
     plan = point.plan()
     plan.verify()
-    state = decode(bytes(point.dense()["state"]))
+    saved = point.dense()
+    missing = [name for name in _NOTES if name not in point.info] + ["state"] * ("state" not in saved)
+    if missing:
+        raise ValueError(
+            f"{point.directory.path}: commit {point.sequence} was not made by a RecoveryManager: it has no "
+            f"{', '.join(missing)}"
+        )
+    state = decode(bytes(saved["state"]))
     dense.check(state)
     writer.rollback(point)
-    if plan.broken:
-        writer.require_base()
-    for number in failed:
-        shards[number].discard()
-    ranges = [row_range for shard in shards for row_range in shard.ranges]
-    restored = restore_rows(tables.engine, ranges, plan, dirty=dirty)
-    restored = replace(restored, skipped=point.skipped)
-    tables.engine.learning_rate = point.engine["learning_rate"]
-    tables.engine.step = point.engine["step"]
-    dense.restore(state)
-    return restored
+    with half.writing(failed):
+        dense.restore(state)
+        for number in failed:
+            shards[number].discard()
+        ranges = [row_range for shard in shards for row_range in shard.ranges]
+        restored = restore_rows(tables.engine, ranges, plan, dirty="priority" if restart else "clear")
+        tables.engine.learning_rate = point.engine["learning_rate"]
+        tables.engine.step = point.engine["step"]
+    return replace(restored, skipped=point.skipped)
+
+
+def mode_of(recovery: Recovery) -> Mode:
+    """Return what a restart reads: one exact step, or under partial recovery the newest rows there are."""
+    return "exact" if recovery == "full" else "running"
 
 
 def holds_commits(store: CheckpointStore) -> bool:
@@ -54,45 +97,49 @@ def holds_commits(store: CheckpointStore) -> bool:
     return next(saves, None) is not None or bool(damaged)
 
 
-def restore_shards(shards: Sequence[Shard], failed: Sequence[int]) -> list[Restored]:
+def check_empty(store: CheckpointStore) -> None:
+    """Raise ValueError when `store` holds commits; OSError."""
+    if holds_commits(store):
+        raise ValueError(
+            f"{store.path} holds commits already; call resume() first to go on from them, or use an empty "
+            "directory"
+        )
+
+
+def restore_shards(shards: Sequence[Shard], failed: Sequence[int], half: HalfRestored) -> list[Restored]:
     """Discard the rows of `failed` shards and put them back to their newest commits; no other row is touched.
 
     All their files are verified before the first row is discarded. Raises CorruptionError,
-    NoCheckpointError or OSError with nothing changed.
+    NoCheckpointError or OSError with nothing changed, unless `half` says so.
     """
     plans = {number: shards[number].plan() for number in failed}
     for plan in plans.values():
         plan.verify()
     restored = []
-    for number, plan in plans.items():
-        shards[number].discard()
-        restored.append(shards[number].restore(plan))
+    with half.writing(failed):
+        for number, plan in plans.items():
+            shards[number].discard()
+            restored.append(shards[number].restore(plan))
     return restored
 
 
-class RestoredRows(TypedDict):
-    """The fields of a `RecoveryReport` that come from the restored rows."""
-
-    rows_restored: int
-    rows_reset: int
-    skipped: tuple[str, ...]
-
-
-def restored_rows(parts: Sequence[Restored]) -> RestoredRows:
-    """Return what several restores did together."""
-    return {
-        "rows_restored": sum(sum(part.rows.values()) for part in parts),
-        "rows_reset": sum(sum(part.reset.values()) for part in parts),
-        "skipped": tuple(message for part in parts for message in part.skipped),
-    }
+def report(parts: Sequence[Restored], started: float, **fields: Any) -> RecoveryReport:
+    """Return the report of a recovery that `started` (seconds of `perf_counter`) and made these restores."""
+    return RecoveryReport(
+        rows_restored=sum(sum(part.rows.values()) for part in parts),
+        rows_reset=sum(sum(part.reset.values()) for part in parts),
+        skipped=tuple(message for part in parts for message in part.skipped),
+        seconds=perf_counter() - started,
+        **fields,
+    )
 
 
 def check_shards(failed_shards: Sequence[int], shards: int) -> tuple[int, ...]:
     """Return the failed shards, ascending.
 
-    Raises ValueError for none or a repeated one, IndexError for one outside 0 to shards - 1.
+    Raises ValueError for none or a repeated one, IndexError for one outside 0 to shards - 1, TypeError.
     """
-    failed = tuple(sorted(int(number) for number in failed_shards))
+    failed = tuple(sorted(index(number) for number in failed_shards))
     if not failed or len(set(failed)) != len(failed):
         raise ValueError(f"failed_shards must name at least one shard, each once, got {list(failed_shards)}")
     if failed[0] < 0 or failed[-1] >= shards:

@@ -61,6 +61,14 @@ class SaveFailed:
     error: BaseException
 
 
+def _undo(pending: PendingSave) -> None:
+    """Drop what was written, and give what the snapshot took back to the tables."""
+    try:
+        pending.save.abort()
+    finally:
+        pending.snapshot.abort()
+
+
 class BackgroundSaver:
     """Writes saves; all methods are called by the training thread.
 
@@ -80,9 +88,17 @@ class BackgroundSaver:
         return self._thread is not None
 
     def submit(self, pending: PendingSave) -> None:
-        """Start to write `pending`; the one before must have been collected."""
+        """Start to write `pending`; the one before must have been collected.
+
+        Raises RuntimeError when no thread can be started; `pending` is undone then.
+        """
         self._thread = threading.Thread(target=self._run, args=(pending,), name="cpr-saver")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            _undo(pending)
+            raise
 
     def collect(self, *, wait: bool) -> SaveDone | SaveFailed | None:
         """Return the outcome of the last save, once; None without one, or when it runs and not `wait`."""
@@ -108,10 +124,7 @@ class BackgroundSaver:
             result = save.commit(dense=dense, info={**pending.info, "unsaved_lookups": unsaved})
             snapshot.commit()
         except BaseException:
-            try:
-                save.abort()
-            finally:
-                snapshot.abort()
+            _undo(pending)
             raise
         report = SaveReport(
             sequence=result.sequence,
@@ -123,6 +136,7 @@ class BackgroundSaver:
             bytes_written=result.bytes_written,
             stall_seconds=pending.stall_seconds + snapshot.stall_seconds,
             seconds=perf_counter() - pending.started,
+            retention_error=result.retention_error,
         )
         return SaveDone(report=report, lookups=lookups)
 

@@ -13,7 +13,8 @@ from cpr_native.recovery.dense import DenseState
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import SaveReason, SaveReport
 from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
-from cpr_native.store import Placement, StoreWriter
+from cpr_native.store import CheckpointStore, Placement, StoreWriter
+from cpr_native.store.checks import check_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class Saves:
     """One save in flight at most; called by the training thread.
 
     `tables`, `dense`: what is saved; `policy`: which rows; `placement`: rows to shards; `ledger`: is told
-    what commits contain; `background`: False writes each save before `begin` returns. `writer` is set once
-    the manager has started.
+    what commits contain; `background`: False writes each save before `begin` returns; `keep`: exact points
+    that retention leaves, None for all. `writer` is set while it is open.
     """
 
     def __init__(
@@ -42,14 +43,19 @@ class Saves:
         ledger: LookupLedger | None,
         *,
         background: bool,
+        keep: int | None,
     ) -> None:
+        if keep is not None:
+            check_count("keep", keep, 1)
         self._tables = tables
         self._engine = tables.engine
         self._dense = dense
         self._policy = policy
+        self._placement = placement
         self._blocks = tables.blocks(placement)
         self._ledger = ledger
         self._background = background
+        self._keep = keep
         self._saver = BackgroundSaver([table.name for table in tables.engine.tables], placement.shards)
         self._error: BaseException | None = None
         self.writer: StoreWriter | None = None
@@ -58,7 +64,14 @@ class Saves:
         self.coalesced = 0
         self.exact_step = -1
         self.exact_samples = 0
+        self._needs_base = True
         self.committed: list[SaveReport] = []
+
+    def open(self, store: CheckpointStore) -> None:
+        """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises."""
+        self.writer = store.writer(self._tables.schema, self._placement, keep=self._keep)
+        if self._ledger is not None:
+            self._ledger.watch(self._tables.module, self._tables.features, self._blocks)
 
     @property
     def busy(self) -> bool:
@@ -70,12 +83,12 @@ class Saves:
         self.coalesced += self.busy
         self.due = True
 
-    def begin_due(self, cut: Cut) -> None:
-        """Begin the save that is due, unless one is in flight."""
+    def begin_due(self, cut: Cut, reason: SaveReason = "due") -> None:
+        """Begin the save that is due, unless one is in flight; it stays due when that raises."""
         if self.due and not self.busy:
             self.due = False
             try:
-                self.begin(None, "due", cut)
+                self.begin(None, reason, cut)
             except BaseException:
                 self.due = True
                 raise
@@ -99,11 +112,12 @@ class Saves:
         """Take a snapshot and a copy of the dense state now and write them in the background.
 
         `kind`: None for the policy's; a base takes the place of a kind that the chain does not permit now.
-        Raises what the snapshot or the store's writer raises, with nothing begun.
+        Raises what the snapshot or the store's writer raises, RuntimeError without a thread, with nothing
+        begun.
         """
         writer = self.require_writer()
         kind = kind or self._policy.kind(self.due_saves)
-        if not writer.permits(kind):
+        if self._needs_base or not writer.permits(kind):
             kind = "base"
         started = perf_counter()
         selections = self._policy.selections(self._engine.tables, kind)
@@ -158,6 +172,7 @@ class Saves:
         self.due_saves += report.reason == "due"
         if report.kind != "priority":
             self.exact_step, self.exact_samples = report.step, report.samples
+            self._needs_base = False
 
     def raise_error(self) -> None:
         """Raise the error of a save that failed, once."""
@@ -170,11 +185,17 @@ class Saves:
         self.settle()
         self.raise_error()
 
-    def rewind(self, cut: Cut) -> None:
-        """Go on from a restored point, with nothing due."""
+    def require_base(self) -> None:
+        """Make the next save a base: a damaged base or delta was left out of the rows in memory."""
+        self.require_writer().require_base()
+        self._needs_base = True
+
+    def rewind(self, cut: Cut, *, exact: bool) -> None:
+        """Go on from a restored point, with nothing due; `exact`: it is no priority commit."""
         self.due = False
         self.due_saves = cut.info["due_saves"]
-        self.exact_step, self.exact_samples = cut.step, cut.samples
+        self.exact_step, self.exact_samples = cut.step if exact else -1, cut.samples
+        self._needs_base = False
         if self._ledger is not None:
             self._ledger.rewind(cut.info["lookups"])
 
@@ -187,6 +208,7 @@ class Saves:
     def close(self) -> None:
         """Wait for the save in flight and release the store."""
         self.settle()
+        self._tables.module.observe_updates(None)
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.close()

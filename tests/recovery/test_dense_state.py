@@ -108,6 +108,29 @@ def test_missing_optimizer_or_position_is_refused() -> None:
         DenseState(net, (), optimizer=None, loader=Position()).restore(data)
 
 
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda net: torch.optim.SGD(net.parameters(), lr=0.1), "is a torch.optim.sgd.SGD here, a torch"),
+        (lambda net: torch.optim.Adam(net[0].parameters(), lr=0.1), r"\[2\] parameters here, \[6\]"),
+        (lambda net: torch.optim.Adam([{"params": [p]} for p in net.parameters()]), r"\[1, 1, 1, 1, 1, 1\]"),
+    ],
+)
+def test_another_dense_optimizer_is_refused_and_nothing_changes(make: Any, match: str) -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    train(net, optimizer)
+    data = decode(encode(DenseState(net, (), optimizer=optimizer, loader=Position()).capture()))
+    train(net, optimizer)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    position = Position()
+    position.at = 5
+    with pytest.raises(ValueError, match=match):
+        DenseState(net, (), optimizer=make(net), loader=position).restore(data)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert position.at == 5
+
+
 def test_state_that_could_not_be_read_back_is_refused_when_saved() -> None:
     class Odd:
         pass

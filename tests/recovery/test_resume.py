@@ -57,7 +57,7 @@ def first_part(path: Path, policy: Policy, optimizer: str, steps: int) -> None:
         if manager.steps == steps:
             break
     manager.flush()
-    manager._stop()
+    manager.__exit__(KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -117,7 +117,7 @@ def test_rows_from_priority_commits_are_dirty_after_a_restart(tmp_path: Path, po
     before = rows_of(model)
     manager.save(wait=True)
     taken = manager.saves[-1].rows
-    manager._stop()
+    manager.__exit__(KeyboardInterrupt)
     again = Net(OPTIMIZERS["adagrad"])
     manager = manage(again, tmp_path, policy, background=False)
     report = manager.resume()
@@ -129,7 +129,7 @@ def test_rows_from_priority_commits_are_dirty_after_a_restart(tmp_path: Path, po
         assert weight[bits[table]].tobytes() == before[2 * table][bits[table]].tobytes()
     now = rows_of(again)
     manager.save("delta", wait=True)
-    manager._stop()
+    manager.__exit__(KeyboardInterrupt)
     third = Net(OPTIMIZERS["adagrad"])
     manager = manage(third, tmp_path, Full())
     manager.resume()
@@ -171,7 +171,7 @@ def test_a_restart_under_a_priority_policy_reports_what_no_commit_has(tmp_path: 
     assert unsaved > 0
     for batch in batches(2, seed=8):  # trained again after the restart, so not lost
         train_step(model, batch)
-    manager._stop()
+    manager.__exit__(KeyboardInterrupt)
     resumed = manage(Net(OPTIMIZERS["adagrad"]), tmp_path, policy, target_pls=0.0625)
     report = resumed.resume()
     assert report is not None

@@ -11,6 +11,7 @@ from recovery.jobs import (
     BATCH,
     OPTIMIZERS,
     ROWS,
+    SHARDS,
     Net,
     adam,
     batches,
@@ -20,12 +21,14 @@ from recovery.jobs import (
     train_step,
 )
 
+from cpr_native._native import Selection
 from cpr_native.config import EmbeddingBagConfig
 from cpr_native.errors import NoCheckpointError, SchemaMismatchError
 from cpr_native.modules import EmbeddingBagCollection
 from cpr_native.overhead import Job
 from cpr_native.policy import Full
 from cpr_native.recovery import ResumableLoader
+from cpr_native.store import CheckpointStore, Placement, SegmentPart
 
 
 def left_behind(path: Path, steps: int) -> None:
@@ -37,7 +40,7 @@ def left_behind(path: Path, steps: int) -> None:
     for batch in batches(steps):
         train_step(model, batch)
         manager.step(BATCH)
-    manager._stop()
+    manager.__exit__(KeyboardInterrupt)
 
 
 def test_empty_store_gives_none_or_raises_when_required(tmp_path: Path) -> None:
@@ -131,6 +134,64 @@ def test_checkpoint_of_another_model_is_refused_with_nothing_changed(
     assert all(torch.equal(a, b) for a, b in zip(before, other.state_dict().values(), strict=True))
     assert not manager.running
     assert set(files) <= set(tmp_path.rglob("*.json"))
+
+
+class OtherFile:
+    """A loader that refuses the position in another file, as `CriteoReader` does."""
+
+    def __iter__(self) -> Any:
+        return iter(batches())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": 1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise ValueError("state is of a file of 7 bytes")
+
+
+def test_position_of_another_data_file_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    model = Net(OPTIMIZERS["sgd"])
+    with manage(model, tmp_path, Full(), dense=adam(model), loader=OtherFile()) as manager:
+        train_step(model, batches(1)[0])
+        manager.step(BATCH)
+    other = Net(OPTIMIZERS["sgd"])
+    dense = adam(other)
+    before, rng = everything(other, dense), torch.get_rng_state()
+    manager = manage(other, tmp_path, Full(), dense=dense, loader=OtherFile())
+    with pytest.raises(ValueError, match="a file of 7 bytes"):
+        manager.resume()
+    assert same(everything(other, dense), before)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not manager.running
+
+
+def test_directory_that_no_manager_wrote_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    model = Net(OPTIMIZERS["sgd"])
+    manager = manage(model, tmp_path, Full())
+    schema = manager._tables.schema
+    placement = Placement.contiguous(schema, SHARDS)
+    with CheckpointStore(tmp_path).writer(schema, placement) as writer:
+        engine = model.tables.engine
+        snapshot = engine.begin(
+            [Selection.all()] * 3,
+            clears_dirty=True,
+            shard_rows=[placement.blocks[t.name] for t in schema.tables],
+        )
+        save = writer.begin("base", step=0, samples=0)
+        for chunk in snapshot:
+            save.add(
+                SegmentPart(
+                    shard=chunk.shard, table=schema.tables[chunk.table].name, rows=chunk.rows,
+                    weight=chunk.weight, state=chunk.state, count=chunk.count, close=chunk.close,
+                )
+            )  # fmt: skip
+        save.commit({})
+        snapshot.commit()
+    before = everything(model)
+    with pytest.raises(ValueError, match=r"not made by a RecoveryManager: it has no due_saves.*state"):
+        manager.resume()
+    assert same(everything(model), before)
+    assert not manager.running
 
 
 def test_resume_comes_first(tmp_path: Path) -> None:
