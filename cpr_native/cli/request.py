@@ -178,7 +178,7 @@ def _mtbf(request: Request) -> float:
 
 
 def _source(request: Request) -> ClickSource:
-    from cpr_native.data import kaggle_table_sizes
+    from cpr_native.data import hashed_table_sizes, kaggle_table_sizes
     from cpr_native.emulate.sources import CriteoSource, GeneratedSource
 
     if request.data is None:
@@ -189,7 +189,7 @@ def _source(request: Request) -> ClickSource:
             return GeneratedSource(samples=samples, table_sizes=sizes, seed=request.seed)
     with usage_errors(**_OPTIONS):
         most = _FILE_MAX_ROWS if request.max_rows is None else request.max_rows
-        sizes = kaggle_table_sizes(1.0 if request.scale is None else request.scale, max_rows=most)
+        sizes = hashed_table_sizes(1.0 if request.scale is None else request.scale, max_rows=most)
     source = CriteoSource(request.data, table_sizes=sizes, lines=request.samples, on_error=request.on_error)
     if source.damaged:
         lines = f"{source.damaged} damaged line{'s' * (source.damaged != 1)} left out"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cpr_native.cli import main
+from cpr_native.data import hashed_table_sizes
 
 TINY = ["--samples", "2000", "--scale", "0.0001", "--batch-size", "128"]
 
@@ -104,6 +105,7 @@ def test_demo_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     captured = capsys.readouterr()
     data = json.loads(captured.out)["data"]
     assert (data["source"], data["lines"], data["damaged_lines"]) == (str(path), 1201, 1)
+    assert data["table_sizes"] == list(hashed_table_sizes(max_rows=2000))
     assert f"1 damaged line left out, the first: {path}:1201: " in captured.err
 
 
