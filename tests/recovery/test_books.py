@@ -238,6 +238,17 @@ def test_keep_bounds_what_is_on_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_commits_that_cannot_be_removed_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "manifest")
+
+    monkeypatch.setattr(cpr_native.store.writer, "prune", read_only)
+    manager = manage(Net(OPTIMIZERS["adagrad"]), tmp_path, Full(), keep=1, background=False)
+    manager.start()
+    assert "Read-only" in str(manager.saves[0].retention_error)
+    manager.close()
+
+
 def test_counts_of_samples_are_whole_numbers(tmp_path: Path) -> None:
     model = Net(OPTIMIZERS["adagrad"])
     manager = manage(model, tmp_path, Full(), background=False)
