@@ -121,6 +121,8 @@ class BackgroundSaver:
             rows = self._drain(snapshot, save, lookups)
             dense = {"state": encode(pending.dense)}
             unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
+            if snapshot.status != "complete":
+                raise CprError(f"step {pending.step}: rows were written from outside while they were saved")
             result = save.commit(dense=dense, info={**pending.info, "unsaved_lookups": unsaved})
             snapshot.commit()
         except BaseException:
@@ -143,12 +145,9 @@ class BackgroundSaver:
     def _drain(self, snapshot: Snapshot, save: Save, lookups: NDArray[np.int64]) -> int:
         rows = 0
         while True:
-            walking = snapshot.status == "walking"
             try:
                 chunk = snapshot.next_chunk(_CHUNK_TIMEOUT)
-            except CprError:
-                if not walking:
-                    raise
+            except TimeoutError:
                 save.flush()
                 continue
             if chunk is None:

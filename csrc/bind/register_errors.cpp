@@ -16,6 +16,8 @@ void register_errors(py::module_& m) {
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
+    } catch (const Timeout& error) {
+      PyErr_SetString(PyExc_TimeoutError, error.what());
     } catch (const IoError& error) {
       const py::tuple arguments = py::make_tuple(error.code(), error.what(), error.path());
       PyErr_SetObject(PyExc_OSError, arguments.ptr());

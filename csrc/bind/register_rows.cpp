@@ -93,10 +93,12 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "trackers",
       [](Collection& self, int64_t table) {
-        Table& t = self.table(check_table(self, table));
-        t.enter_deferred();
-        py::array_t<uint32_t> words(t.num_rows());
-        for (int64_t row = 0; row < t.num_rows(); ++row) words.mutable_data()[row] = t.word(row);
+        py::array_t<uint32_t> words(self.table(check_table(self, table)).num_rows());
+        uint32_t* out = words.mutable_data();
+        {
+          py::gil_scoped_release release;
+          self.read_trackers(table, out);
+        }
         return words;
       },
       py::arg("table"));
@@ -104,14 +106,20 @@ void register_rows(py::class_<Collection>& c) {
       "set_trackers",
       [](Collection& self, int64_t table, const TensorRef& words) {
         check_shape(words, "words", {self.table(check_table(self, table)).num_rows()});
-        self.set_trackers(table, data_of<uint32_t>(words, "words", "uint32"));
+        const uint32_t* data = data_of<uint32_t>(words, "words", "uint32");
+        py::gil_scoped_release release;
+        self.set_trackers(table, data);
       },
       py::arg("table"), py::arg("words"));
   c.def(
       "sampled_rows",
       [](Collection& self, int64_t table) {
-        self.table(check_table(self, table)).enter_deferred();
-        std::vector<int64_t> rows = self.table(table).listed_rows();
+        check_table(self, table);
+        std::vector<int64_t> rows;
+        {
+          py::gil_scoped_release release;
+          rows = self.sampled_rows(table);
+        }
         const auto n = static_cast<int64_t>(rows.size());
         return to_array(std::move(rows), {n});
       },

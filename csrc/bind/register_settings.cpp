@@ -24,7 +24,8 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
   require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
           where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
   require(pooling == "sum" || pooling == "mean", where + "pooling: expected sum or mean, got " + pooling);
-  require(row_offset >= 0, where + "row_offset: expected at least 0, got " + std::to_string(row_offset));
+  require(row_offset >= 0 && row_offset <= INT64_MAX - num_embeddings,
+          where + "row_offset: expected 0 to 2^63 - 1 - num_embeddings, got " + std::to_string(row_offset));
   require(std::isfinite(init_min) && std::isfinite(init_max) && init_min <= init_max,
           where + "init_min, init_max: expected finite init_min <= init_max, got " + std::to_string(init_min) + ", " +
               std::to_string(init_max));

@@ -85,6 +85,8 @@ const char* status_name(Snapshot::Status status) {
       return "walking";
     case Snapshot::Status::kComplete:
       return "complete";
+    case Snapshot::Status::kFailed:
+      return "failed";
     case Snapshot::Status::kCommitted:
       return "committed";
     case Snapshot::Status::kAborted:

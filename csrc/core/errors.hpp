@@ -5,7 +5,8 @@
 #include <utility>
 
 // std::invalid_argument -> ValueError, std::out_of_range -> IndexError, std::bad_alloc -> MemoryError; the kinds below
-// have Python classes of their own name, IoError becomes OSError(errno, message, filename).
+// have Python classes of their own name, Timeout becomes TimeoutError,
+// IoError becomes OSError(errno, message, filename).
 namespace cpr {
 
 struct Error : std::runtime_error {
@@ -26,6 +27,10 @@ struct StagingFull : Error {
 
 struct ForkedProcessError : Error {
   using Error::Error;
+};
+
+struct Timeout : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 class IoError : public std::runtime_error {

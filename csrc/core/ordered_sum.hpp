@@ -98,13 +98,15 @@ template <int D>
 CPR_INLINE const float* finish_sums(float* acc, uint64_t count, int64_t dim_) {
   const int64_t dim = fixed_dim<D>(dim_);
   float* level = acc;
+  bool partial = false;  // the level's last chunk has been completed just now, by the partial chunk below it
   while (count > 1) {
-    if (count % kSumFanout != 0) {
-      if ((count / kSumFanout) % kSumFanout == 0) {
+    if (partial || count % kSumFanout != 0) {
+      if (((count - 1) / kSumFanout) % kSumFanout == 0) {
         copy_row<D>(level + dim, level, dim);
       } else {
         add_row<D>(level + dim, level, dim);
       }
+      partial = true;
     }
     count = (count + kSumFanout - 1) / kSumFanout;
     level += dim;

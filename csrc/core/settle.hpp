@@ -30,12 +30,6 @@ CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t 
   return false;
 }
 
-// After the compare-exchange that took the row.
-CPR_INLINE void account_taken(const TableView& t, int64_t row, uint32_t before, uint32_t after, TrackerDelta* delta) {
-  account(t, before, after, delta);
-  if ((before & kListedBit) != 0 && t.ssu.slots != nullptr) ssu_remove(t.ssu, row, delta);
-}
-
 // The word as readers of the snapshot get it: with the listed bit only where the row really is listed.
 CPR_INLINE uint32_t true_word(const TableView& t, int64_t row, uint32_t word) {
   const bool stale = (word & kListedBit) != 0 && (t.ssu.slots == nullptr || !is_listed(t.ssu, row, word));
@@ -61,7 +55,7 @@ CPR_INLINE uint32_t settle(const TableView& t, int64_t row, uint32_t word, Track
     if (__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
       if (taken) {
         stage_row(t, row, word);
-        account_taken(t, row, word, next, delta);
+        account(t, word, next, delta);
       }
       // Pairs with the walk's acquire fence: a walk that reads what is written from here on fails its compare-exchange.
       __atomic_thread_fence(__ATOMIC_RELEASE);

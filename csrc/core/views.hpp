@@ -58,7 +58,7 @@ struct TableView {
 // What a unit of work changed, added to the table's totals when the unit ends.
 struct TrackerDelta {
   int64_t dirty = 0;
-  int64_t listed = 0;
+  int64_t slots_used = 0;
   int32_t left[kCountBuckets] = {};  // rows by bucket of their count, before and after
   int32_t entered[kCountBuckets] = {};
 };
@@ -82,15 +82,6 @@ CPR_INLINE uint32_t* ssu_slot_of(const SsuView& ssu, int64_t row) {
 CPR_INLINE bool is_listed(const SsuView& ssu, int64_t row, uint32_t word) {
   return (word & kListedBit) != 0 &&
          __atomic_load_n(ssu_slot_of(ssu, row), __ATOMIC_ACQUIRE) == static_cast<uint32_t>(row);
-}
-
-// Empties the row's slot if the row still holds it.
-CPR_INLINE void ssu_remove(const SsuView& ssu, int64_t row, TrackerDelta* delta) {
-  uint32_t held = static_cast<uint32_t>(row);
-  if (__atomic_compare_exchange_n(ssu_slot_of(ssu, row), &held, kEmptySlot, false, __ATOMIC_ACQ_REL,
-                                  __ATOMIC_ACQUIRE)) {
-    --delta->listed;
-  }
 }
 
 // Brings the histogram and the totals from one word of a row to the next.

@@ -10,7 +10,7 @@ CPR_INLINE void enter_beside_walk(const TableView& t, uint32_t row, TrackerDelta
   uint32_t* slot = ssu_slot_of(t.ssu, row);
   const uint32_t holder = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
   if (holder != kEmptySlot && holder != row) settle(t, holder, load_word(&t.meta[holder].word), delta);
-  if (__atomic_exchange_n(slot, row, __ATOMIC_ACQ_REL) == kEmptySlot) ++delta->listed;
+  if (__atomic_exchange_n(slot, row, __ATOMIC_ACQ_REL) == kEmptySlot) ++delta->slots_used;
 }
 
 // `rows`: settled and sampled rows of one unit, step by step, ascending within a step.
@@ -19,7 +19,7 @@ static void enter_sampled(const TableView& t, const uint32_t* rows, int64_t n, T
     for (int64_t i = 0; i < n; ++i) enter_beside_walk(t, rows[i], delta);
     return;
   }
-  int64_t listed = 0;
+  int64_t filled = 0;
   uint32_t* slots[kSlotBlock];
   for (int64_t begin = 0; begin < n; begin += kSlotBlock) {
     const int64_t count = n - begin < kSlotBlock ? n - begin : kSlotBlock;
@@ -28,9 +28,9 @@ static void enter_sampled(const TableView& t, const uint32_t* rows, int64_t n, T
       __builtin_prefetch(slots[i], 1);
     }
     for (int64_t i = 0; i < count; ++i) {
-      listed += *slots[i] == kEmptySlot ? 1 : 0;
+      filled += *slots[i] == kEmptySlot ? 1 : 0;
       __atomic_store_n(slots[i], rows[begin + i], __ATOMIC_RELAXED);
     }
   }
-  delta->listed += listed;
+  delta->slots_used += filled;
 }

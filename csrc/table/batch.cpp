@@ -21,11 +21,10 @@ void BatchPool::give(std::unique_ptr<BatchBuffers> buffers) {
   if (free_.size() < kKept) free_.push_back(std::move(buffers));
 }
 
-Batch::Batch(std::shared_ptr<BatchPool> pool, const void* owner, int64_t num_ids, int64_t batch_size, int64_t features)
+Batch::Batch(std::shared_ptr<BatchPool> pool, int64_t num_ids, int64_t batch_size, int64_t features)
     : feature_begin(static_cast<size_t>(features) + 1),
       pool_(std::move(pool)),
       buffers_(pool_->take()),
-      owner_(owner),
       num_ids_(num_ids),
       batch_size_(batch_size) {}
 

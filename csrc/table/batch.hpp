@@ -31,13 +31,14 @@ class BatchPool {
 // The validated copy of one forward's ids; the caller may overwrite its own. Used by one thread at a time.
 class Batch {
  public:
-  Batch(std::shared_ptr<BatchPool> pool, const void* owner, int64_t num_ids, int64_t batch_size, int64_t features);
+  // The pool is its collection's: it tells whose batch this is.
+  Batch(std::shared_ptr<BatchPool> pool, int64_t num_ids, int64_t batch_size, int64_t features);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
   BatchBuffers& buffers() { return *buffers_; }
-  const void* owner() const { return owner_; }
+  const BatchPool* pool() const { return pool_.get(); }
   int64_t num_ids() const { return num_ids_; }
   int64_t batch_size() const { return batch_size_; }
 
@@ -50,7 +51,6 @@ class Batch {
  private:
   std::shared_ptr<BatchPool> pool_;
   std::unique_ptr<BatchBuffers> buffers_;
-  const void* owner_;
   int64_t num_ids_;
   int64_t batch_size_;
 };

@@ -15,53 +15,85 @@ constexpr auto kPoll = std::chrono::milliseconds(20);        // only against a t
 
 }  // namespace
 
-bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
+// Waits until there is a sealed buffer, the end, or an error. reader_waits_ lets the staging pool exceed its bound
+// meanwhile.
+void Snapshot::await_sealed(double timeout_seconds, std::unique_lock<std::mutex>* lock) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(std::max(timeout_seconds, 0.0));
-  while (chunks_.empty()) {
-    StagingPtr buffer;
-    {
-      std::unique_lock<std::mutex> lock(queue_mutex_);
-      while (failure().empty() && sealed_.empty() && status_ == Status::kWalking) {
-        if (timeout_seconds >= 0 && Clock::now() >= deadline) {
-          throw Error("next_chunk: no chunk within " + std::to_string(timeout_seconds) + " s");
-        }
-        const bool swept = swept_.load(std::memory_order_acquire);
-        if (!reader_waits_.exchange(true)) {
-          lock.unlock();
-          pool_->wake();
-          lock.lock();
-          continue;
-        }
-        queue_changed_.wait_for(lock, swept ? kSealRetry : kPoll);
-        if (!swept) continue;
-        lock.unlock();
-        try_complete();
-        lock.lock();
-      }
+  const auto waiting = [this] { return failure().empty() && sealed_.empty() && status_ == Status::kWalking; };
+  if (!waiting()) return;
+  reader_waits_.store(true);
+  lock->unlock();
+  pool_->wake();
+  lock->lock();
+  while (waiting()) {
+    if (timeout_seconds >= 0 && Clock::now() >= deadline) {
       reader_waits_.store(false);
-      if (!failure().empty()) throw Error("next_chunk: " + failure());
-      if (sealed_.empty()) return false;
-      buffer = std::move(sealed_.front());
-      sealed_.pop_front();
-      num_sealed_.fetch_sub(1, std::memory_order_release);
+      throw Timeout("next_chunk: no chunk within " + std::to_string(timeout_seconds) + " s");
     }
-    log_buffer(*buffer);
-    split(std::move(buffer));
+    const bool swept = swept_.load(std::memory_order_acquire);
+    queue_changed_.wait_for(*lock, swept ? kSealRetry : kPoll);
+    if (!swept) continue;
+    lock->unlock();
+    try_complete();
+    lock->lock();
+  }
+  reader_waits_.store(false);
+}
+
+bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
+  bool more = false;
+  {
+    const std::lock_guard<std::mutex> reader(reader_mutex_);
+    more = !chunks_.empty();
+  }
+  if (!more) {
+    std::unique_lock<std::mutex> lock(queue_mutex_);
+    await_sealed(timeout_seconds, &lock);
+  }
+  const std::lock_guard<std::mutex> reader(reader_mutex_);
+  StagingPtr buffer;
+  {
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    if (!failure().empty()) throw Error("next_chunk: " + failure());
+    if (chunks_.empty()) {
+      if (sealed_.empty()) return false;
+      buffer = sealed_.front();
+    }
+  }
+  if (buffer != nullptr) {
+    try {
+      log_buffer(*buffer);
+      {
+        const std::lock_guard<std::mutex> lock(queue_mutex_);
+        sealed_.pop_front();
+        num_sealed_.fetch_sub(1, std::memory_order_release);
+      }
+      split(std::move(buffer));
+    } catch (const std::bad_alloc&) {
+      fail("no memory for a chunk");
+      throw;
+    }
   }
   *chunk = std::move(chunks_.front());
   chunks_.pop_front();
   return true;
 }
 
-// Keeps what abort needs, then leaves the counts alone in the words: that is what readers see.
+// Keeps what abort needs, all of the buffer or nothing, then leaves the counts alone in the words: that is what readers
+// see.
 void Snapshot::log_buffer(const StagingBuffer& buffer) {
   TableTask& task = tables_[static_cast<size_t>(buffer.table())];
   const StagingView& v = buffer.view();
+  const int64_t n = buffer.size();
   const int64_t offset = task.part.table->spec().row_offset;
   // A priority snapshot leaves the dirty bits in place.
   const uint32_t given = kCountMask | kListedBit | (task.part.rule.clears_dirty ? kDirtyBit : 0);
-  for (int64_t i = 0; i < buffer.size(); ++i) {
+  const auto kept = std::count_if(v.words, v.words + n, [&](uint32_t word) { return (word & given) != 0; });
+  const size_t size = task.log_rows.size() + static_cast<size_t>(kept);
+  if (size > task.log_rows.capacity()) task.log_rows.reserve(std::max(size, 2 * task.log_rows.capacity()));
+  if (size > task.log_words.capacity()) task.log_words.reserve(std::max(size, 2 * task.log_words.capacity()));
+  for (int64_t i = 0; i < n; ++i) {
     if ((v.words[i] & given) != 0) {
       task.log_rows.push_back(v.rows[i] - offset);
       task.log_words.push_back(v.words[i] & given);

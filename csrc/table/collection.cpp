@@ -92,7 +92,7 @@ void Collection::check_idle(const char* call) const {
 }
 
 void Collection::check_batch(const Batch& batch, const char* call) const {
-  if (batch.owner() != this) {
+  if (batch.pool() != batches_.get()) {
     throw std::invalid_argument(std::string(call) + ": expected a batch of this collection, got another's");
   }
   if (batch.consumed) {
@@ -102,44 +102,41 @@ void Collection::check_batch(const Batch& batch, const char* call) const {
   }
 }
 
+std::shared_ptr<Snapshot> Collection::fail_torn(int64_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (active_ == nullptr || active_->finished() || walk_over_at_step_) return nullptr;
+  active_->fail("rows of table '" + table(index).spec().name + "' were written from outside while they were taken");
+  return active_;
+}
+
 void Collection::mark_dirty(int64_t index, const int64_t* global_rows, int64_t n) {
   check_owner("mark_dirty");
   check_rows(index, global_rows, n);
+  fail_torn(index);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (active_ != nullptr && active_->walking()) {
-    active_->fail("rows of table '" + table(index).spec().name + "' were written from outside while it was taken");
-  }
   Table& t = table(index);
   if (!t.spec().track_dirty) return;
+  const TableView view = t.view();
+  TrackerDelta delta;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t row = global_rows[i] - t.spec().row_offset;
-    // Before the walk has come by, the row may be unsettled: its parity stays as it is, a failed snapshot takes no more
-    // rows.
-    uint32_t* cell = &t.view().meta[row].word;
+    // The walk may not have come by yet: the parity stays as it is.
+    uint32_t* cell = &view.meta[global_rows[i] - view.row_offset].word;
     const uint32_t before = __atomic_fetch_or(cell, kDirtyBit, __ATOMIC_ACQ_REL);
-    TrackerDelta delta;
-    account(t.view(), before, before | kDirtyBit, &delta);
-    t.add(delta);
+    delta.dirty += (before & kDirtyBit) == 0 ? 1 : 0;
   }
+  t.add(delta);
 }
 
 void Collection::mark_all_dirty(int64_t index) {
   check_owner("mark_dirty");
-  std::shared_ptr<Snapshot> walking;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (active_ != nullptr && active_->walking()) walking = active_;
-  }
-  if (walking != nullptr) {
-    walking->fail("table '" + table(index).spec().name + "' was written from outside while it was taken");
-    walking->join();
-  }
+  if (const std::shared_ptr<Snapshot> torn = fail_torn(index)) torn->join();
   const std::lock_guard<std::mutex> lock(mutex_);
   table(index).mark_all_dirty();
 }
 
 void Collection::bind_weight(int64_t index, float* weight, std::shared_ptr<void> owner) {
-  mark_all_dirty(index);  // ends a running walk, which reads the old memory
+  mark_all_dirty(index);                                    // ends a running walk, which reads the old memory
+  std::shared_ptr<void> old = table(index).weight_owner();  // let go after the lock: it may be Python's
   const std::lock_guard<std::mutex> lock(mutex_);
   table(index).bind_weight(weight, std::move(owner));
 }
@@ -164,12 +161,14 @@ void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const 
   Table& t = table(index);
   t.enter_deferred();
   const TableView view = t.view();
+  TrackerDelta delta;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t row = rows[i] - view.row_offset;
     std::copy_n(weight + i * view.dim, view.dim, view.weight + row * view.dim);
     if (state != nullptr) view.meta[row].state = state[i];
-    t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0);
+    t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, &delta);
   }
+  t.add(delta);
 }
 
 void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
@@ -179,9 +178,11 @@ void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
   Table& t = table(index);
   t.enter_deferred();
   t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
+  TrackerDelta delta;
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    if ((t.word(row) & ~kDirtyBit) != 0) t.set_word(row, t.word(row) & kDirtyBit);
+    t.set_word(row, t.word(row) & kDirtyBit, &delta);
   }
+  t.add(delta);
 }
 
 void Collection::discard_rows(int64_t index, int64_t begin, int64_t end) {
@@ -202,9 +203,11 @@ void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool 
   Table& t = table(index);
   t.enter_deferred();
   const uint32_t kept = dirty ? 0 : kDirtyBit;
+  TrackerDelta delta;
   for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    if ((t.word(row) & ~kept) != 0) t.set_word(row, t.word(row) & kept);
+    t.set_word(row, t.word(row) & kept, &delta);
   }
+  t.add(delta);
 }
 
 void Collection::set_trackers(int64_t index, const uint32_t* words) {
@@ -213,8 +216,23 @@ void Collection::set_trackers(int64_t index, const uint32_t* words) {
   check_idle("set_trackers");
   Table& t = table(index);
   t.enter_deferred();
-  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, 0);
-  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, words[row]);
+  TrackerDelta delta;
+  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, 0, &delta);
+  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, words[row], &delta);
+  t.add(delta);
+}
+
+void Collection::read_trackers(int64_t index, uint32_t* words) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Table& t = table(index);
+  t.enter_deferred();
+  for (int64_t row = 0; row < t.num_rows(); ++row) words[row] = t.word(row);
+}
+
+std::vector<int64_t> Collection::sampled_rows(int64_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  table(index).enter_deferred();
+  return table(index).listed_rows();
 }
 
 std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
@@ -232,7 +250,7 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
     part.rule.kind = request.kind;
     if (request.kind == Select::kAll) part.expected_rows = part.table->num_rows();
     if (request.kind == Select::kDirty) part.expected_rows = part.table->num_dirty();
-    if (request.kind == Select::kSampled) part.expected_rows = part.table->num_listed();
+    if (request.kind == Select::kSampled) part.expected_rows = part.table->slots_used();
     if (request.kind == Select::kMostUsed) {
       part.rule = part.table->most_used(request.rows, sequence, &part.expected_rows);
     }
@@ -245,6 +263,7 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
   snapshot->start(blocking);
   if (blocking) lock.lock();
   active_ = snapshot;
+  walk_over_at_step_ = blocking;
   ++snapshots_begun_;
   return snapshot;
 }

@@ -79,6 +79,9 @@ class Collection {
   void discard_rows(int64_t table, int64_t begin, int64_t end);
   void clear_trackers(int64_t table, int64_t begin, int64_t end, bool dirty);
   void set_trackers(int64_t table, const uint32_t* words);
+  // Count, dirty and listed bits of every local row, and the listed global rows, ascending.
+  void read_trackers(int64_t table, uint32_t* words);
+  std::vector<int64_t> sampled_rows(int64_t table);
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
 
   std::shared_ptr<Snapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
@@ -95,6 +98,8 @@ class Collection {
 
   void check_owner(const char* call) const;
   void check_idle(const char* call) const;
+  // The snapshot that rows written from outside may have torn, failed; nullptr if none.
+  std::shared_ptr<Snapshot> fail_torn(int64_t table);
   void check_batch(const Batch& batch, const char* call) const;
   std::vector<Unit> plan_units(Batch* batch, int threads, const std::vector<bool>& frozen);
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
@@ -123,6 +128,9 @@ class Collection {
   std::vector<cpu::Workspace> workspaces_;
   mutable std::mutex mutex_;
   std::shared_ptr<Snapshot> active_;
+  // Whether the walk had ended when the last step began: only then are rows written from outside since then surely not
+  // in it.
+  bool walk_over_at_step_ = true;
   const pid_t owner_;
 };
 

@@ -90,7 +90,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
                                   std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, bags)));
     }
   }
-  auto batch = std::make_shared<Batch>(batches_, this, in.num_ids, in.batch_size, features);
+  auto batch = std::make_shared<Batch>(batches_, in.num_ids, in.batch_size, features);
   BatchBuffers& buffers = batch->buffers();
   const int threads = static_cast<int>(std::clamp<int64_t>(in.num_ids / kIdsWorthAThread, 1, in.threads));
   const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
@@ -112,7 +112,11 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   batch->weighted = in.per_sample_weights != nullptr;
   if (batch->weighted) buffers.per_sample_weights.assign(in.per_sample_weights, in.per_sample_weights + n);
 
-  cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int) {
+  // Not the workspaces of the update: lookups may run beside each other.
+  int64_t sums_per_thread = 0;
+  for (const auto& table : tables_) sums_per_thread = std::max(sums_per_thread, kSumLevels * table->dim());
+  std::vector<float> sums(static_cast<size_t>(threads * sums_per_thread));
+  cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int thread) {
     Task& task = tasks[static_cast<size_t>(index)];
     const int64_t first = task.feature * in.batch_size + task.begin;
     int64_t* offsets = buffers.offsets.data() + first + index;
@@ -135,9 +139,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     work.keys = buffers.keys.data();
     work.bag_of = buffers.bag_of.data();
     work.inverse_length = buffers.inverse_length.data();
-    thread_local std::vector<float> sums;  // not a workspace of the update: lookups may run beside each other
-    sums.resize(static_cast<size_t>(kSumLevels * work.table.dim));
-    cpu::kernels().pool(work, sums.data());
+    cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
   });
   batch->unit_bags = true;
   for (const Task& task : tasks) {

@@ -38,8 +38,11 @@ void Snapshot::start(bool blocking) {
   }
   if (blocking) {
     walk(true);
-    const std::lock_guard<std::mutex> step(*step_mutex_);
-    complete();
+    try_complete();
+    if (status() == Status::kFailed) {
+      abort();
+      throw std::bad_alloc();
+    }
   } else {
     try {
       walker_ = std::make_unique<std::thread>([this] { walk(false); });
@@ -148,6 +151,7 @@ std::string Snapshot::failure() const {
 }
 
 void Snapshot::commit() {
+  const std::lock_guard<std::mutex> reader(reader_mutex_);
   {
     const std::lock_guard<std::mutex> lock(queue_mutex_);
     if (!failure().empty()) throw Error("commit: " + failure());
@@ -172,6 +176,7 @@ void Snapshot::abort() {
   discard_.store(true, std::memory_order_release);
   pool_->wake();
   join();
+  const std::lock_guard<std::mutex> reader(reader_mutex_);
   const std::lock_guard<std::mutex> step(*step_mutex_);
   complete();
   const std::lock_guard<std::mutex> lock(queue_mutex_);
@@ -182,9 +187,11 @@ void Snapshot::abort() {
   chunks_.clear();
   for (TableTask& task : tables_) {
     task.part.table->enter_deferred();
+    TrackerDelta delta;
     for (size_t i = 0; i < task.log_rows.size(); ++i) {
-      task.part.table->merge_word(task.log_rows[i], task.log_words[i]);
+      task.part.table->merge_word(task.log_rows[i], task.log_words[i], &delta);
     }
+    task.part.table->add(delta);
     task.log_rows = {};
     task.log_words = {};
   }
@@ -200,7 +207,8 @@ bool Snapshot::finished() const {
 
 Snapshot::Status Snapshot::status() const {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
-  return status_;
+  const bool open = status_ == Status::kWalking || status_ == Status::kComplete;
+  return open && !failure_.empty() ? Status::kFailed : status_;
 }
 
 std::vector<int64_t> Snapshot::expected_rows() const {

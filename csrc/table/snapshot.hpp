@@ -34,7 +34,7 @@ struct Chunk {
 // thread at a time; reserve and fail by the training thread, reserve with step_mutex held.
 class Snapshot {
  public:
-  enum class Status { kWalking, kComplete, kCommitted, kAborted };
+  enum class Status { kWalking, kComplete, kFailed, kCommitted, kAborted };
 
   struct Part {
     Table* table = nullptr;
@@ -70,8 +70,8 @@ class Snapshot {
   void fail(const std::string& why);
   void join();
 
-  // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, and on timeout
-  // (negative: none).
+  // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, Timeout when there is
+  // none in time (negative: no timeout).
   bool next_chunk(double timeout_seconds, Chunk* chunk);
   // What the snapshot took is dropped; every chunk must have been handed out.
   void commit();
@@ -102,6 +102,7 @@ class Snapshot {
   void complete();
   void try_complete();
   void seal(StagingPtr buffer);
+  void await_sealed(double timeout_seconds, std::unique_lock<std::mutex>* lock);
   void log_buffer(const StagingBuffer& buffer);
   void split(StagingPtr buffer);
   std::string failure() const;
@@ -119,6 +120,7 @@ class Snapshot {
   std::atomic<bool> walked_{false};  // and what the update pass staged has been sealed
   std::atomic<double> stall_seconds_{0.0};
 
+  std::mutex reader_mutex_;  // guards chunks_ and the logs; taken before step_mutex and queue_mutex_
   std::atomic<bool> reader_waits_{false};
   std::atomic<int64_t> num_sealed_{0};  // size of sealed_
 
@@ -127,7 +129,7 @@ class Snapshot {
   std::deque<StagingPtr> sealed_;
   Status status_ = Status::kWalking;
   std::string failure_;
-  std::deque<Chunk> chunks_;  // reader only
+  std::deque<Chunk> chunks_;
 };
 
 }  // namespace cpr

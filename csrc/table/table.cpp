@@ -92,21 +92,17 @@ void Table::initialise(int64_t begin, int64_t end) {
   });
 }
 
-void Table::set_word(int64_t row, uint32_t word) {
+void Table::set_word(int64_t row, uint32_t word, TrackerDelta* delta) {
   const uint32_t before = load_word(&meta_[row].word);
-  uint32_t after = (before & kParityBit) | (word & ~kParityBit);
-  TrackerDelta delta;
-  if (ssu_.slots != nullptr) {
-    if ((after & kListedBit) == 0) {
-      if ((before & kListedBit) != 0) ssu_remove(ssu_, row, &delta);
-    } else if (uint32_t* slot = ssu_slot_of(ssu_, row); *slot == kEmptySlot) {
-      *slot = static_cast<uint32_t>(row);
-      ++delta.listed;
-    }
+  const uint32_t after = (before & kParityBit) | (word & ~kParityBit);
+  if ((after & kListedBit) != 0 && ssu_.slots != nullptr) {
+    uint32_t* slot = ssu_slot_of(ssu_, row);
+    delta->slots_used += *slot == kEmptySlot ? 1 : 0;
+    if (*slot == kEmptySlot || (load_word(&meta_[*slot].word) & kListedBit) == 0) *slot = static_cast<uint32_t>(row);
   }
+  if (after == before) return;
   store_word(&meta_[row].word, after);
-  account(view(), before, after, &delta);
-  add(delta);
+  account(view(), before, after, delta);
 }
 
 uint32_t Table::word(int64_t row) const {
@@ -114,10 +110,10 @@ uint32_t Table::word(int64_t row) const {
   return ssu_.slots == nullptr || is_listed(ssu_, row, word) ? word : word & ~kListedBit;
 }
 
-void Table::merge_word(int64_t row, uint32_t taken) {
+void Table::merge_word(int64_t row, uint32_t taken, TrackerDelta* delta) {
   uint32_t word = add_count(this->word(row), taken & kCountMask);
   word |= taken & (kDirtyBit | kListedBit);
-  set_word(row, word);
+  set_word(row, word, delta);
 }
 
 void Table::mark_all_dirty() {
@@ -131,7 +127,7 @@ void Table::mark_all_dirty() {
 
 void Table::add(const TrackerDelta& delta) {
   if (delta.dirty != 0) num_dirty_.fetch_add(delta.dirty, std::memory_order_relaxed);
-  if (delta.listed != 0) num_listed_.fetch_add(delta.listed, std::memory_order_relaxed);
+  if (delta.slots_used != 0) slots_used_.fetch_add(delta.slots_used, std::memory_order_relaxed);
   for (size_t b = 0; b < kCountBuckets; ++b) {
     const int32_t change = delta.entered[b] - delta.left[b];
     if (change != 0) histogram_[b].fetch_add(change, std::memory_order_relaxed);
@@ -139,6 +135,10 @@ void Table::add(const TrackerDelta& delta) {
 }
 
 size_t Table::defer_limit() const { return static_cast<size_t>(std::clamp(num_slots(), kMinDeferred, kMaxDeferred)); }
+
+void Table::reserve_deferred(int64_t n) {
+  if (ssu_.slots != nullptr) deferred_.reserve(deferred_.size() + static_cast<size_t>(n));
+}
 
 void Table::defer_sampled(const uint32_t* rows, int64_t n) {
   deferred_.insert(deferred_.end(), rows, rows + n);
@@ -185,7 +185,8 @@ SelectRule Table::most_used(int64_t rows, uint64_t sequence, int64_t* expected) 
 std::vector<int64_t> Table::listed_rows() const {
   std::vector<int64_t> rows;
   for (int64_t s = 0; s < num_slots(); ++s) {
-    if (ssu_.slots[s] != kEmptySlot) rows.push_back(int64_t{ssu_.slots[s]} + spec_.row_offset);
+    const int64_t row = ssu_.slots[s];
+    if (ssu_.slots[s] != kEmptySlot && (word(row) & kListedBit) != 0) rows.push_back(row + spec_.row_offset);
   }
   std::sort(rows.begin(), rows.end());
   return rows;

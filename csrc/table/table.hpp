@@ -42,19 +42,21 @@ class Table {
   // Count, dirty and listed bits of a local row; this and what changes rows wants enter_deferred first.
   uint32_t word(int64_t row) const;
   // Replaces all but the parity bit and keeps totals and slots consistent; a row whose slot is taken isn't listed.
-  void set_word(int64_t row, uint32_t word);
+  void set_word(int64_t row, uint32_t word, TrackerDelta* delta);
   // Gives a snapshot's claim on a row back: dirty again, counts added, listed again where the slot is free.
-  void merge_word(int64_t row, uint32_t taken);
+  void merge_word(int64_t row, uint32_t taken, TrackerDelta* delta);
   void mark_all_dirty();
 
   void add(const TrackerDelta& delta);
   // Notes rows that were sampled in a step, ascending, to be entered into the list some steps at a time: then its
   // memory is visited once for all of them. Called by the one unit that updates the whole table.
+  void reserve_deferred(int64_t n);
   void defer_sampled(const uint32_t* rows, int64_t n);
   // Enters what was deferred; after it the list is as if nothing had been deferred.
   void enter_deferred();
   int64_t num_dirty() const { return num_dirty_.load(std::memory_order_relaxed); }
-  int64_t num_listed() const { return num_listed_.load(std::memory_order_relaxed); }
+  // At least the number of listed rows: a slot may hold a row that was saved since.
+  int64_t slots_used() const { return slots_used_.load(std::memory_order_relaxed); }
   std::vector<int64_t> histogram() const;
   // The rule that takes about `rows` rows of the highest counts, and how many it will take. O(buckets).
   SelectRule most_used(int64_t rows, uint64_t sequence, int64_t* expected) const;
@@ -81,7 +83,7 @@ class Table {
   size_t defer_limit_ = 0;
   uint32_t parity_ = 0;
   std::atomic<int64_t> num_dirty_{0};
-  std::atomic<int64_t> num_listed_{0};
+  std::atomic<int64_t> slots_used_{0};
   std::array<std::atomic<int64_t>, kCountBuckets> histogram_{};
 };
 

@@ -154,6 +154,7 @@ void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const f
     max_dim = std::max(max_dim, table(t).dim());
   }
   for (int i = 0; i < threads; ++i) workspaces_[static_cast<size_t>(i)].reserve(units.front().size, max_dim);
+  for (const Unit& unit : units) table(unit.table).reserve_deferred(unit.size);
   cpu::parallel_for(static_cast<int64_t>(units.size()), threads, [&](int64_t index, int thread) {
     const Unit& unit = units[static_cast<size_t>(index)];
     TrackerDelta delta;
@@ -176,6 +177,7 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
     ++skipped_steps_;
     return false;
   }
+  walk_over_at_step_ = active_ == nullptr || !active_->walking();
   reserve_staging(*batch);
   run_units(batch, plan_units(batch, threads, frozen), grad, threads, grad_scale);
   batch->consumed = true;
@@ -215,6 +217,7 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
 }
 
 void Collection::weight_grad(Batch* batch, const float* grad, float* out, int threads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "per_sample_weight_grad");
   cpu::parallel_for(num_features(), threads, [&](int64_t f, int) {
     const int64_t begin = batch->feature_begin[static_cast<size_t>(f)];

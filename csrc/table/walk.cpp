@@ -86,7 +86,7 @@ bool Snapshot::walk_row(int index, const TableView& view, int64_t row, StagingPt
   if (!__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
   if (taken) {
     (*buffer)->set_size((*buffer)->size() + 1);
-    if ((word & ~kParityBit) != 0) account_taken(view, row, word, next, delta);
+    if ((word & ~kParityBit) != 0) account(view, word, next, delta);
   }
   return true;
 }
@@ -98,9 +98,14 @@ StagingPtr Snapshot::walk_buffer(int index, bool blocking) {
   const int64_t chunk_bytes = std::min(kMaxChunkBytes, std::max<int64_t>(pool_->max_bytes() / 4, 1));
   const int64_t fitting = std::max(kMinChunkRows, chunk_bytes / StagingBuffer::bytes_for(dim, 1024) * 1024);
   const int64_t rows = std::clamp<int64_t>(part.expected_rows + 1, 1, fitting);
-  return pool_->acquire(
-      index, dim, rows, blocking ? INT64_MAX : pool_->max_bytes(), -1.0,
-      [this] { return discard_.load(std::memory_order_acquire); }, [this] { return reader_starves(); });
+  try {
+    return pool_->acquire(
+        index, dim, rows, blocking ? INT64_MAX : pool_->max_bytes(), -1.0,
+        [this] { return discard_.load(std::memory_order_acquire); }, [this] { return reader_starves(); });
+  } catch (const std::bad_alloc&) {
+    fail("no memory for staging");
+    return nullptr;
+  }
 }
 
 }  // namespace cpr

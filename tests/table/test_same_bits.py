@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from engine import Engine
+from reference import ReferenceCollection, ordered_sum
 
-from cpr_native._native import supported_isas
+from cpr_native._native import Collection, TableSpec, supported_isas
+from cpr_native._tensor import describe
 
 PROGRAM = """
 import hashlib, sys
@@ -91,10 +95,6 @@ def test_levels_end_with_the_best() -> None:
 def test_shared_tables_and_long_bags(pooling: str) -> None:
     """A hot row of many chunks and several features of one table, against the reference."""
     import numpy as np
-    from reference import ReferenceCollection
-
-    from cpr_native._native import Collection, TableSpec
-    from cpr_native._tensor import describe
 
     tables = [
         TableSpec(name=f"t{t}", num_embeddings=n, embedding_dim=dim, init_min=-1, init_max=1, pooling=pooling)
@@ -132,3 +132,17 @@ def test_shared_tables_and_long_bags(pooling: str) -> None:
             assert np.array_equal(native.weight(t), reference.weights[t])
             assert np.array_equal(native.state(t), reference.states[t])
             assert np.array_equal(native.counts(t), reference.counts[t])
+
+
+@pytest.mark.parametrize("length", [992, 993, 1023, 1024, 2017, 2047, 31_749, 32_767, 32_768, 32_769])
+def test_sums_whose_last_chunks_are_full_or_not(length: int) -> None:
+    """Long bags and hot rows at the edges of the 32-ary tree."""
+    engine = Engine(rows=(3,), dim=4, optimizer="sgd", learning_rate=1.0)
+    rng = np.random.default_rng(length)
+    ids = rng.integers(0, 3, length)
+    out, _ = engine.lookup(ids, np.array([0, length]))
+    assert np.array_equal(out[0], ordered_sum(engine.native.weight(0)[ids]))
+    before = engine.native.weight(0)[1].copy()
+    grad = rng.standard_normal((length, 4)).astype(np.float32)
+    assert engine.step(np.ones(length, np.int64), np.arange(length + 1), grad)
+    assert np.array_equal(engine.native.weight(0)[1], before - ordered_sum(grad))
