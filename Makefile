@@ -52,7 +52,7 @@ bench-check: $(VENV)/bench.stamp  ## the benchmarks once, with timing off: only 
 # The engine's tests with a sanitized module; gcc's run-time library is loaded before Python. Forks of a process with threads
 # are not for ThreadSanitizer, and comparing instruction sets tells it nothing.
 asan: SANITIZER := address,undefined
-asan: RUNTIME := libasan.so
+asan: RUNTIME := libasan.so libstdc++.so
 asan: export ASAN_OPTIONS := detect_leaks=0
 tsan: SANITIZER := thread
 tsan: RUNTIME := libtsan.so
@@ -66,7 +66,7 @@ asan tsan: $(VENV)/test.stamp  ## the engine's tests under AddressSanitizer + UB
 	$(BIN)/cmake --build build/$@
 	rm -rf build/$@/package && mkdir build/$@/package && cp -r cpr_native build/$@/package/
 	cp build/$@/_native.*.so build/$@/package/cpr_native/
-	PYTHONPATH=$(CURDIR)/build/$@/package LD_PRELOAD="$$(gcc -print-file-name=$(RUNTIME))" \
+	PYTHONPATH=$(CURDIR)/build/$@/package LD_PRELOAD="$(foreach library,$(RUNTIME),$$(gcc -print-file-name=$(library)))" \
 	  $(BIN)/pytest tests/table $(SELECT) $(ARGS)
 
 develop: $(BIN)/python  ## install in place (editable), with every tool; rebuild by running it again
