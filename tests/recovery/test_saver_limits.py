@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from recovery.jobs import BATCH, OPTIMIZERS, ROWS, Net, batches, manage, rows_of
 
 import cpr_native.store.segment
 from cpr_native.config import EmbeddingBagConfig
+from cpr_native.errors import CprError
 from cpr_native.modules import EmbeddingBagCollection
 from cpr_native.policy import Delta, Full, Mfu
 
@@ -81,4 +83,39 @@ def test_priority_policy_of_all_rows_measures_lookups_too(tmp_path: Path) -> Non
     report = manager.recover([0])
     lookups = sum(len(batch[0]) for batch in batches(12))
     assert report.pls == pytest.approx(report.lost_lookups / lookups * 12 / 40)
+    manager.close()
+
+
+def test_rows_written_from_outside_during_a_save_fail_it_and_are_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing torn is committed, and the writer, which waits for the walk, hears of it."""
+    model = Large()
+    manager = manage(model, tmp_path, Delta())  # type: ignore[arg-type]
+    written = threading.Event()
+    write = cpr_native.store.segment._write
+
+    def held(path: Path, *args: Any) -> Any:
+        assert written.wait(30)
+        return write(path, *args)
+
+    monkeypatch.setattr(cpr_native.store.segment, "_write", held)
+    manager.start()  # 2.6 MB through 1 MB of staging: the walk waits for the writer
+    with torch.no_grad():
+        model.tables.embedding_bags["t"].weight.add_(1.0)
+    model.tables.sync()
+    written.set()
+    with pytest.raises(CprError, match="written from outside"):
+        manager.flush()
+    assert not manager.saves
+    assert model.tables.engine.dirty(0).all()
+    manager.save()
+    manager.flush()
+    assert [(save.kind, save.rows) for save in manager.saves] == [("base", 40_000)]
+    expected = model.tables.engine.weight(0).copy()
+    manager.close()
+    again = Large()
+    manager = manage(again, tmp_path, Delta())  # type: ignore[arg-type]
+    manager.resume()
+    assert again.tables.engine.weight(0).tobytes() == expected.tobytes()
     manager.close()
