@@ -114,3 +114,12 @@ def drain(snapshot: Snapshot, tables: int) -> list[Taken]:
         order = np.argsort(rows, kind="stable")
         result.append(Taken(rows[order], weight[order], state[order], count[order]))
     return result
+
+
+def trained(rows: tuple[int, ...] = (500, 40), steps: int = 5, **options: object) -> Engine:
+    """Return an engine of `rows` after some random steps."""
+    engine = Engine(rows=rows, **options)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        engine.random_step(rng, 64)
+    return engine
