@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from cpr_native import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
-from cpr_native._native import share_openmp
+from cpr_native._native import Selection, share_openmp
 from cpr_native.modules import share_torch_threads
 
 COUNT_THREADS = """
@@ -51,6 +53,38 @@ def test_a_library_that_is_not_loaded_is_refused(tmp_path: Path) -> None:
     assert not share_openmp(str(tmp_path / "libgomp.so.1"))
     assert not share_openmp("libm.so.6")  # loaded, but no OpenMP
     assert share_torch_threads()
+
+
+class Ids(Dataset[torch.Tensor]):
+    """Batches of ids; the worker holds the collection too, as a dataset made in a notebook would."""
+
+    def __init__(self, bags: EmbeddingBagCollection) -> None:
+        self._bags = bags
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with torch.no_grad():  # a worker may look up
+            self._bags(torch.tensor([index]), torch.tensor([0, 1]))
+        return torch.full((20_000,), index)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_data_loader_workers_beside_training_and_a_snapshot() -> None:
+    bags = collection()
+    offsets = torch.arange(20_001)
+    bags(torch.zeros(20_000, dtype=torch.int64), offsets).sum().backward()  # starts the threads
+    snapshot = bags.engine.begin([Selection.all()], clears_dirty=True)
+    loader = DataLoader(Ids(bags), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
+    seen = []
+    for ids in loader:
+        bags(ids, offsets).sum().backward()
+        seen.append(int(ids[0]))
+    assert seen == list(range(8))
+    assert sum(len(chunk.rows) for chunk in snapshot) == 50
+    snapshot.commit()
+    assert bags.engine.counts(0)[:8].tolist() == [20_000] * 8
 
 
 def test_a_forked_child_looks_up_although_torchs_threads_are_gone() -> None:
