@@ -50,13 +50,14 @@ bench-check: $(VENV)/bench.stamp  ## the benchmarks once, with timing off: only 
 	$(BIN)/pytest bench --benchmark-disable $(ARGS)
 
 # The engine's tests with a sanitized module; gcc's run-time library is loaded before Python. Forks of a process with threads
-# are not for ThreadSanitizer, and comparing instruction sets tells it nothing.
+# are not for ThreadSanitizer, and comparing instruction sets tells it nothing; a limit of address space is for neither.
 asan: SANITIZER := address,undefined
 asan: RUNTIME := libasan.so libstdc++.so
+asan: SELECT := -k "not without_memory"
 asan: export ASAN_OPTIONS := detect_leaks=0
 tsan: SANITIZER := thread
 tsan: RUNTIME := libtsan.so
-tsan: SELECT := -k "not fork and not same_bits"
+tsan: SELECT := -k "not fork and not same_bits and not without_memory"
 tsan: export TSAN_OPTIONS := exitcode=66
 asan tsan: $(VENV)/test.stamp  ## the engine's tests under AddressSanitizer + UBSan, or ThreadSanitizer (gcc)
 	$(INSTALL) -q pybind11 cmake ninja

@@ -55,6 +55,29 @@ assert read == 300_000, read
 print("end", flush=True)
 """
 
+OUT_OF_MEMORY = """
+import resource
+from engine import Engine, drain
+from cpr_native._native import CprError, Selection
+engine = Engine(rows=(400_000,), dim=64, max_staging_bytes=1 << 28)  # 102 MB of rows
+engine.native.mark_dirty(0)
+size = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (size + (48 << 20), -1))
+try:
+    snapshot = engine.begin(Selection.dirty(), clears_dirty=True, blocking={blocking})
+    held = [chunk for chunk in snapshot]
+except (MemoryError, CprError) as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+if not {blocking}:
+    held = None
+    snapshot.abort()
+assert engine.native.num_dirty(0) == engine.native.dirty(0).sum() == 400_000
+snapshot = engine.begin(Selection.all(), clears_dirty=True)
+assert len(drain(snapshot, 1)[0].rows) == 400_000
+snapshot.commit()
+"""
+
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -72,6 +95,14 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_exit_during_a_snapshot_is_clean(hold: str) -> None:
     done = run(EXIT_DURING_SNAPSHOT.format(hold=hold))
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_snapshot_without_memory_fails_and_gives_everything_back(blocking: bool) -> None:
+    """The walk's own lack of memory is a CprError for the reader, the reader's a MemoryError."""
+    done = run(OUT_OF_MEMORY.format(blocking=blocking))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() in ([["MemoryError"]] if blocking else [["CprError"], ["MemoryError"]])
 
 
 def test_fork_during_a_snapshot() -> None:
