@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
@@ -89,7 +90,7 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
     }
   }
   in.keep = keep;
-  in.threads = std::max(1, std::min(threads, 256));
+  in.threads = std::clamp(threads, 1, kMaxThreads);
   py::gil_scoped_release release;
   std::shared_ptr<Batch> batch = c.lookup(in);
   return keep ? batch : nullptr;
@@ -108,7 +109,7 @@ bool update(Collection& c, Batch& batch, const TensorRef& grad, int threads, flo
   std::vector<bool> mask(static_cast<size_t>(c.num_tables()), false);
   for (const int64_t table : frozen) mask[static_cast<size_t>(check_table(c, table))] = true;
   py::gil_scoped_release release;
-  return c.update(&batch, g, std::max(1, std::min(threads, 256)), grad_scale, mask);
+  return c.update(&batch, g, std::clamp(threads, 1, kMaxThreads), grad_scale, mask);
 }
 
 py::tuple gradient(Collection& c, Batch& batch, const TensorRef& grad, int64_t table, int) {
@@ -201,7 +202,7 @@ void register_collection(py::module_& m) {
         check_shape(out, "out", {batch.num_ids()});
         float* o = data_of<float>(out, "out", "float32");
         py::gil_scoped_release release;
-        self.weight_grad(&batch, g, o, std::max(1, std::min(threads, 256)));
+        self.weight_grad(&batch, g, o, std::clamp(threads, 1, kMaxThreads));
       },
       py::arg("batch"), py::arg("grad"), py::arg("out"), py::kw_only(), py::arg("threads"));
   register_rows(c);

@@ -39,4 +39,7 @@ inline constexpr int64_t kMaxIds = int64_t{1} << 31;
 inline constexpr uint64_t kSampledFlag = uint64_t{1} << 31;
 inline constexpr uint64_t kPositionMask = kSampledFlag - 1;
 
+// Of one call; more are not used.
+inline constexpr int kMaxThreads = 256;
+
 }  // namespace cpr

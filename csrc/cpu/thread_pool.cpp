@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/types.hpp"
+
 namespace cpr::cpu {
 namespace {
 
-constexpr int kMaxThreads = 256;
 constexpr int kSpins = 2000;  // polls before a worker parks, a few tens of microseconds
 
 inline void relax() {

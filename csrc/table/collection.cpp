@@ -13,10 +13,6 @@
 
 namespace cpr {
 
-namespace {
-constexpr size_t kMaxThreads = 256;
-}
-
 Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> features, OptimizerSpec optimizer,
                        uint64_t seed, int64_t max_staging_bytes)
     : features_(std::move(features)),
