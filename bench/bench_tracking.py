@@ -1,0 +1,46 @@
+"""S1 to S5 with all trackers against none, the whole step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from figures import Figures
+from harness import Compare
+from shapes import TIMED, Shape, shape_of
+from sides import NO_TRACKERS, Ours
+from torch import Tensor
+
+ROUNDS = 60
+
+
+def check(shape: Shape, tracked: Ours, untracked: Ours, batches: list[Tensor]) -> None:
+    """Both must train to the same bits, and the counts and dirty bits must be those of the ids."""
+    for ids in batches:
+        assert torch.equal(tracked.step(ids), untracked.step(ids))
+    for mine, other in zip(tracked.weights(), untracked.weights(), strict=True):
+        assert torch.equal(mine, other)
+    engine = tracked.module.engine
+    for table, rows in enumerate(shape.rows):
+        touched = torch.cat([ids.view(shape.tables, -1)[table] for ids in batches])
+        counts = torch.bincount(touched, minlength=rows)
+        assert torch.equal(torch.from_numpy(engine.counts(table).astype("int64")), counts)
+        assert torch.equal(torch.from_numpy(engine.dirty(table)), counts > 0)
+
+
+@pytest.mark.parametrize("name", list(TIMED))
+def test_step_with_trackers_against_without(compare: Compare, figures: Figures, name: str) -> None:
+    shape = shape_of(name, compare.timed)
+    batches = shape.batches(3 + compare.inputs(ROUNDS))
+    tracked, untracked = Ours(shape), Ours(shape, NO_TRACKERS)
+    check(shape, tracked, untracked, batches[:3])
+    times = compare(
+        tracked.step, untracked.step, iter(batches[3:]), rounds=ROUNDS, group=f"{name} step, trackers"
+    )
+    if compare.timed:
+        figures.put(
+            "engine",
+            name,
+            tracking_cost=1.0 / times.ratio - 1.0,
+            tracked_step_ms=times.ours_ms,
+            untracked_step_ms=times.yardstick_ms,
+        )
