@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
     from cpr_native.modules import Embedding, EmbeddingBag, EmbeddingBagCollection
-    from cpr_native.optim import SGD, RowWiseAdagrad
+    from cpr_native.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
     from cpr_native.overhead import Costs, Job
     from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
     from cpr_native.recovery import RecoveryManager, ResumableLoader
@@ -22,6 +22,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "Adagrad",
+    "Adam",
     "CheckpointStore",
     "Costs",
     "Delta",
@@ -33,6 +35,7 @@ __all__ = [
     "Job",
     "Mfu",
     "Partial",
+    "PartialRowWiseAdam",
     "PoolingType",
     "RecoveryManager",
     "ResumableLoader",
@@ -45,7 +48,7 @@ __all__ = [
 _HOMES = {
     "cpr_native.config": ("EmbeddingBagConfig", "PoolingType", "Trackers"),
     "cpr_native.modules": ("Embedding", "EmbeddingBag", "EmbeddingBagCollection"),
-    "cpr_native.optim": ("SGD", "RowWiseAdagrad"),
+    "cpr_native.optim": ("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "RowWiseAdagrad"),
     "cpr_native.overhead": ("Costs", "Job"),
     "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
     "cpr_native.recovery": ("RecoveryManager", "ResumableLoader"),

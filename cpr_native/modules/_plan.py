@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from cpr_native._native import Collection, TableSpec
 from cpr_native.config import EmbeddingBagConfig, Trackers
-from cpr_native.optim import SGD, FusedOptimizer, RowWiseAdagrad
+from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam, RowWiseAdagrad
 
 DEFAULT_STAGING_BYTES = 256 * 2**20
 
 
 def _check_optimizer(optimizer: object) -> None:
-    if optimizer is not None and not isinstance(optimizer, SGD | RowWiseAdagrad):
-        raise TypeError(f"optimizer: expected SGD, RowWiseAdagrad or None, got {type(optimizer).__name__}")
+    if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
+        names = ", ".join(kind.__name__ for kind in get_args(FusedOptimizer))
+        raise TypeError(f"optimizer: expected one of {names} or None, got {type(optimizer).__name__}")
+
+
+def native_scalars(optimizer: FusedOptimizer) -> dict[str, float]:
+    """The hyperparameters of `optimizer` under the names of the engine's properties."""
+    scalars = {"learning_rate": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if not isinstance(optimizer, SGD):
+        scalars["eps"] = optimizer.eps
+    if isinstance(optimizer, Adam | PartialRowWiseAdam):
+        scalars["beta1"], scalars["beta2"] = optimizer.betas
+    return scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +48,19 @@ class EnginePlan:
 
     def build(self) -> Collection:
         """Make the engine, with every row at its initial weight and state."""
-        name, options = "none", {"learning_rate": 0.0}
-        if isinstance(self.optimizer, SGD):
-            name, options = "sgd", {"learning_rate": self.optimizer.lr}
-        elif self.optimizer is not None:
-            name = "row_wise_adagrad"
-            options = {
-                "learning_rate": self.optimizer.lr,
-                "eps": self.optimizer.eps,
-                "initial_state": self.optimizer.initial_accumulator,
-            }
+        name, scalars = "none", {"learning_rate": 0.0}
+        if self.optimizer is not None:
+            name, scalars = self.optimizer.name, native_scalars(self.optimizer)
+        if isinstance(self.optimizer, RowWiseAdagrad | Adagrad):
+            scalars["initial_state"] = self.optimizer.initial_accumulator
+        if not scalars.get("weight_decay"):
+            scalars.pop("weight_decay", None)
         specs = [_spec(config, tracked) for config, tracked in zip(self.tables, self.trackers, strict=True)]
         return Collection(
             specs,
             self.features,
             optimizer=name,
-            **options,
+            **scalars,
             seed=self.seed,
             max_staging_bytes=self.max_staging_bytes,
         )
