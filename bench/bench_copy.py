@@ -62,6 +62,6 @@ def test_base_copy_against_memcpy(compare: Compare, figures: Figures, dim: int) 
         times = compare(base, memcpy, itertools.repeat(None), rounds=ROUNDS, group=f"base copy, dim {dim}")
     if compare.timed:
         rate = source.nbytes / times.ours_ms / 1e6
-        figures.put("snapshot", "copy", f"dim_{dim}", vs_memcpy=times.ratio, gb_per_s=rate)
-        worst = min(entry["vs_memcpy"] for entry in figures.get("snapshot", "copy").values())
+        figures.put("snapshot", "base_copy", f"dim_{dim}", vs_memcpy=times.ratio, gb_per_s=rate)
+        worst = min(entry["vs_memcpy"] for entry in figures.get("snapshot", "base_copy").values())
         figures.put("snapshot", copy_vs_memcpy=worst)

@@ -27,17 +27,24 @@ def check(shape: Shape, tracked: Ours, untracked: Ours, batches: list[Tensor]) -
         assert torch.equal(torch.from_numpy(engine.dirty(table)), counts > 0)
 
 
+@pytest.mark.parametrize("build", ["tracked first", "untracked first"])
 @pytest.mark.parametrize("name", list(TIMED))
-def test_step_with_trackers_against_without(compare: Compare, figures: Figures, name: str) -> None:
+def test_step_with_trackers_against_without(
+    compare: Compare, figures: Figures, name: str, build: str
+) -> None:
+    """Both orders of building, since the memory that tables get matters as much as the trackers."""
     shape = shape_of(name, compare.timed)
     batches = shape.batches(3 + compare.inputs(ROUNDS))
-    tracked, untracked = Ours(shape), Ours(shape, NO_TRACKERS)
+    if build == "tracked first":
+        tracked, untracked = Ours(shape), Ours(shape, NO_TRACKERS)
+    else:
+        untracked, tracked = Ours(shape, NO_TRACKERS), Ours(shape)
     check(shape, tracked, untracked, batches[:3])
     times = compare(
         tracked.step, untracked.step, iter(batches[3:]), rounds=ROUNDS, group=f"{name} step, trackers"
     )
     if compare.timed:
-        figures.put(
+        figures.sample(
             "engine",
             name,
             tracking_cost=1.0 / times.ratio - 1.0,

@@ -8,6 +8,7 @@ import platform
 import re
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,13 @@ class Figures:
         for key in path:
             place = place.setdefault(key, {})
         place.update({key: _rounded(value) for key, value in values.items()})
+
+    def sample(self, file: str, *path: str, **values: float) -> None:
+        """Enter the medians of `values` and of those of earlier calls for `path`; all go to its "builds"."""
+        for key, value in values.items():
+            builds = [*self.get(file, *path, "builds").get(key, []), value]
+            self.put(file, *path, "builds", **{key: builds})
+            self.put(file, *path, **{key: median(builds)})
 
     def get(self, file: str, *path: str) -> Any:
         """Return what lies at `path`, an empty mapping where nothing does."""
