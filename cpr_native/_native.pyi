@@ -40,9 +40,17 @@ class TableSpec:
         dirty: bool = True,
         mfu: bool = True,
         ssu: bool = True,
+        drift: bool = False,
         ssu_fraction: float = 0.125,
         ssu_period: int = 2,
-    ) -> None: ...
+        dtype: str = "float32",
+        scale_grad_by_freq: bool = False,
+        external: bool = False,
+    ) -> None:
+        """`pooling`: sum, mean or max. `dtype` of the rows: float32, float16, bfloat16 or float64.
+
+        `external`: the rows lie in memory of the caller's, which `bind_weight` names before the first use.
+        """
     @property
     def name(self) -> str: ...
     @property
@@ -51,6 +59,8 @@ class TableSpec:
     def embedding_dim(self) -> int: ...
     @property
     def pooling(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
     @property
     def row_offset(self) -> int: ...
     @property
@@ -76,6 +86,8 @@ class Selection:
     @staticmethod
     def most_used(rows: int) -> Selection: ...
     @staticmethod
+    def most_drifted(rows: int) -> Selection: ...
+    @staticmethod
     def sampled() -> Selection: ...
 
 class Chunk:
@@ -87,9 +99,11 @@ class Chunk:
     @property
     def rows(self) -> NDArray[np.int64]: ...
     @property
-    def weight(self) -> NDArray[np.float32]: ...
+    def weight(self) -> NDArray[Any]:
+        """[n, dim] in the table's dtype, bfloat16 as uint16 bit patterns."""
     @property
-    def state(self) -> NDArray[np.float32] | None: ...
+    def state(self) -> NDArray[np.float32] | None:
+        """Optimizer state, [n] if a row has one value, else [n, columns]; None without."""
     @property
     def count(self) -> NDArray[np.uint32]: ...
     def close(self) -> None: ...
@@ -147,39 +161,84 @@ class Collection:
         learning_rate: float,
         eps: float = 1e-8,
         initial_state: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        weight_decay: float = 0.0,
         seed: int = 0,
         max_staging_bytes: int = 268435456,
-    ) -> None: ...
+    ) -> None:
+        """`optimizer`: none (torch's own writes the rows), sgd, row_wise_adagrad, adagrad, adam or
+        partial_row_wise_adam (docs/numerics.md has the formulas).
+        """
     learning_rate: float
+    eps: float
+    beta1: float
+    beta2: float
+    weight_decay: float
     step: int
+    """Optimizer steps done: Adam's t is one more."""
     @property
     def tables(self) -> list[TableSpec]: ...
     @property
     def output_dim(self) -> int: ...
     @property
     def skipped_steps(self) -> int: ...
-    def weight(self, table: int) -> NDArray[np.float32]:
-        """Rows of a table, [num_embeddings, dim]; aliases the engine's memory. Announce writes with
-        `mark_dirty`.
+    def weight(self, table: int) -> NDArray[Any]:
+        """Rows of a table, [num_embeddings, dim] in its dtype, bfloat16 as uint16 bit patterns.
+
+        Aliases the engine's memory; announce writes with `mark_dirty`.
         """
     def state(self, table: int) -> NDArray[np.float32] | None:
-        """Copy of the optimizer state of each row, [num_embeddings]; None without state."""
+        """Copy of the optimizer state of each row: [num_embeddings] if that is one value, else
+        [num_embeddings, columns] (adagrad: sum; adam: exp_avg, exp_avg_sq; partial_row_wise_adam: exp_avg,
+        then the row's exp_avg_sq; bound state: its arrays in order); None without state.
+        """
+    def state_columns(self, table: int) -> int:
+        """Values of optimizer state a row."""
+    def drift(self, table: int) -> NDArray[np.float32]:
+        """Copy of the sum of the L2 norms of the steps of each row since it was last saved."""
+    def set_drift(self, table: int, drift: TensorRef) -> None:
+        """Replace the drift of every row by `drift`, float32 [num_embeddings], at least 0."""
+    def drift_histogram(self, table: int) -> NDArray[np.int64]:
+        """Rows by log-spaced bucket of their drift, [256] (docs/numerics.md)."""
     def counts(self, table: int) -> NDArray[np.uint32]:
-        """Copy of the accesses of each row since it was last saved, saturating at 2**29 - 1."""
+        """Copy of the accesses of each row since it was last saved, saturating at 2**28 - 1."""
     def dirty(self, table: int) -> NDArray[np.bool_]:
         """Copy of each row's dirty bit: updated since the last base or delta."""
     def num_dirty(self, table: int) -> int:
         """Number of dirty rows, without a scan."""
     def trackers(self, table: int) -> NDArray[np.uint32]:
-        """Copy of each row's count (bits 0-28), listed (29) and dirty (30) bits, for `set_trackers`."""
+        """Copy of each row's count (bits 0-27), listed (29) and dirty (30) bits, for `set_trackers`."""
     def set_trackers(self, table: int, words: TensorRef) -> None:
         """Replace all trackers of a table by `words`, uint32 [num_embeddings]."""
     def sampled_rows(self, table: int) -> NDArray[np.int64]:
         """Global ids in the sub-sampled used list, ascending."""
     def count_histogram(self, table: int) -> NDArray[np.int64]:
-        """Rows by log-spaced bucket of their count, [416] (docs/numerics.md)."""
+        """Rows by log-spaced bucket of their count, [400] (docs/numerics.md)."""
     def bind_weight(self, table: int, weight: TensorRef, owner: Any) -> None:
-        """Use the caller's memory for a table's rows; `owner` is kept alive. All its rows become dirty."""
+        """Use the caller's memory for a table's rows; `owner` is kept alive. All its rows become dirty.
+
+        `weight`: [num_embeddings, dim] of the table's dtype.
+        """
+    def bind_state(self, table: int, arrays: Sequence[TensorRef], owner: Any) -> None:
+        """Take the caller's arrays, float32 [num_embeddings] or [num_embeddings, d], for the optimizer state
+        of the rows: torch's own optimizer writes it, snapshots copy it and `load_rows` restores it.
+        """
+    def track(self, table: int, ids: TensorRef) -> None:
+        """Count and sample `ids` (int32 or int64 [n]) as an update would; no row is written or dirty.
+
+        Raises IndexError for a bad id, with nothing counted.
+        """
+    def renormalise(self, table: int, ids: TensorRef, max_norm: float, norm_type: float) -> int:
+        """Scale the rows named by `ids` whose p-norm is above `max_norm` by max_norm / (norm + 1e-7), as
+        torch.embedding_renorm_; they become dirty. Returns their number.
+
+        Raises IndexError for a bad id, with nothing written.
+        """
+    def mark_dirty_nonzero(self, table: int, grad: TensorRef) -> int:
+        """Announce that the rows were written for which the dense gradient [num_embeddings, dim] (any float
+        dtype) has an element other than 0; returns their number.
+        """
     def lookup(
         self,
         ids: TensorRef,
@@ -194,9 +253,10 @@ class Collection:
         """Check ids and offsets, then pool into `out` [batch, output_dim]; with `keep` returns the batch
         for `update`.
 
+        `out` and `per_sample_weights` are float32, for float64 tables float64.
         `ids`: int32 or int64 [n], feature-major; `offsets`: int32 or int64 [features * batch + 1], or None
         with
-        `ids_per_bag`; `per_sample_weights`: float32 [n]. Raises IndexError for an id, ValueError for
+        `ids_per_bag`; `per_sample_weights`: [n]. Raises IndexError for an id, ValueError for
         offsets or
         shapes, TypeError for a dtype; nothing is counted then.
         """
@@ -217,7 +277,7 @@ class Collection:
         """
     def gradient(
         self, batch: Batch, grad: TensorRef, *, table: int, threads: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """For optimizer `none`: unique local rows [u], ascending, and their summed gradients [u, dim];
         tracks them.
         """
@@ -236,12 +296,16 @@ class Collection:
         state: TensorRef | None,
         *,
         dirty: bool = False,
+        threads: int = 1,
     ) -> None:
-        """Write global `rows` (int64 [n]) in place: `weight` float32 [n, dim], `state` float32 [n];
-        trackers cleared.
+        """Write global `rows` (int64 [n]) in place: `weight` [n, dim] of the table's dtype (bfloat16 also as
+        uint16), `state` shaped as `state` gives it; trackers cleared. More than one thread only works on
+        strictly ascending rows.
         """
     def reset_rows(self, table: int, begin: int, end: int) -> None:
-        """Initial weight and state for global rows [begin, end), trackers but the dirty bit cleared."""
+        """Initial weight and state for global rows [begin, end), trackers but the dirty bit cleared. Rows of
+        external tables have no initial values and stay as they are.
+        """
     def discard_rows(self, table: int, begin: int, end: int) -> None:
         """Destroy global rows [begin, end): weight and state become NaN."""
     def clear_trackers(self, table: int, begin: int, end: int, *, dirty: bool) -> None:
@@ -261,7 +325,9 @@ class Collection:
         Raises SnapshotInProgress while one is uncommitted.
         """
     def memory(self) -> dict[str, int]:
-        """Bytes of `weight`, `metadata`, `ssu` and, at present, `staging`."""
+        """Bytes of `weight` (the engine's own), `state` beside the metadata, `metadata` (8 a row, 16 with
+        drift), `ssu` and, at present, `staging`.
+        """
     def close(self) -> None: ...
 
 class SegmentTensor:

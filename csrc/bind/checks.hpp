@@ -24,6 +24,35 @@ inline int64_t check_table(const Collection& c, int64_t table) {
   return table;
 }
 
+inline const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      break;
+  }
+  return "float32";
+}
+
+inline DType parse_dtype(const std::string& name, const std::string& where) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  throw std::invalid_argument(where + "dtype: expected float32, float16, bfloat16 or float64, got " + name);
+}
+
+// Of output, gradients and per-sample weights.
+inline const char* outer_dtype(const Collection& c) { return c.wide() ? "float64" : "float32"; }
+
+// As NumPy has it: bfloat16 as its bit pattern.
+inline pybind11::dtype array_dtype(DType dtype) {
+  return pybind11::dtype(dtype == DType::kBFloat16 ? "uint16" : dtype_name(dtype));
+}
+
 // A NumPy array that owns `values`.
 template <typename T>
 pybind11::array_t<T> to_array(std::vector<T> values, std::vector<int64_t> shape) {

@@ -18,33 +18,55 @@ namespace py = pybind11;
 namespace cpr {
 namespace {
 
-OptimizerSpec make_optimizer(const std::string& name, float learning_rate, float eps, float initial_state) {
-  OptimizerSpec spec;
-  if (name == "sgd") {
-    spec.kind = Optimizer::kSgd;
-  } else if (name == "row_wise_adagrad") {
-    spec.kind = Optimizer::kRowWiseAdagrad;
-  } else {
-    require(name == "none", "optimizer: expected sgd, row_wise_adagrad or none, got " + name);
+const std::pair<const char*, Optimizer> kOptimizers[] = {{"none", Optimizer::kNone},
+                                                         {"sgd", Optimizer::kSgd},
+                                                         {"row_wise_adagrad", Optimizer::kRowWiseAdagrad},
+                                                         {"adagrad", Optimizer::kAdagrad},
+                                                         {"adam", Optimizer::kAdam},
+                                                         {"partial_row_wise_adam", Optimizer::kPartialRowWiseAdam}};
+
+Optimizer parse_optimizer(const std::string& name) {
+  std::string known;
+  for (const auto& [text, kind] : kOptimizers) {
+    if (name == text) return kind;
+    known += (known.empty() ? "" : ", ") + std::string(text);
   }
-  require(std::isfinite(learning_rate) && learning_rate >= 0.0F,
-          "learning_rate: expected a finite value >= 0, got " + std::to_string(learning_rate));
-  require(std::isfinite(eps) && eps >= 0.0F, "eps: expected a finite value >= 0, got " + std::to_string(eps));
-  require(std::isfinite(initial_state) && initial_state >= 0.0F,
-          "initial_state: expected a finite value >= 0, got " + std::to_string(initial_state));
-  spec.learning_rate = learning_rate;
-  spec.eps = eps;
-  spec.initial_state = initial_state;
-  return spec;
+  throw std::invalid_argument("optimizer: expected one of " + known + ", got " + name);
+}
+
+void check_not_negative(const char* name, float value) {
+  require(std::isfinite(value) && value >= 0.0F,
+          std::string(name) + ": expected a finite value >= 0, got " + std::to_string(value));
+}
+
+void check_beta(const char* name, float value) {
+  require(value >= 0.0F && value < 1.0F, std::string(name) + ": expected 0 <= value < 1, got " + std::to_string(value));
 }
 
 std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables, const std::vector<int64_t>& features,
                                             const std::string& optimizer, float learning_rate, float eps,
-                                            float initial_state, uint64_t seed, int64_t max_staging_bytes) {
+                                            float initial_state, float beta1, float beta2, float weight_decay,
+                                            uint64_t seed, int64_t max_staging_bytes) {
   require(!tables.empty(), "tables: expected at least one");
+  const OptimizerSpec spec{parse_optimizer(optimizer), learning_rate, eps, initial_state, beta1, beta2, weight_decay};
+  check_not_negative("learning_rate", learning_rate);
+  check_not_negative("eps", eps);
+  check_not_negative("initial_state", initial_state);
+  check_beta("beta1", beta1);
+  check_beta("beta2", beta2);
+  check_not_negative("weight_decay", weight_decay);
   std::set<std::string> names;
-  for (const TableSpec& spec : tables) {
-    require(names.insert(spec.name).second, "tables: expected unique names, got '" + spec.name + "' twice");
+  for (const TableSpec& table : tables) {
+    require(names.insert(table.name).second, "tables: expected unique names, got '" + table.name + "' twice");
+    const bool wide = table.dtype == DType::kFloat64;
+    require(!wide || spec.kind == Optimizer::kNone,
+            "table '" + table.name + "': float64 is supported with optimizer none only, got " + optimizer);
+    require(wide == (tables[0].dtype == DType::kFloat64),
+            "table '" + table.name + "': float64 and other dtypes don't mix in one collection");
+    require(!table.external || spec.kind == Optimizer::kNone,
+            "table '" + table.name + "': external memory is supported with optimizer none only, got " + optimizer);
+    require(!table.track_drift || spec.kind != Optimizer::kNone,
+            "table '" + table.name + "': the drift is tracked by fused optimizers only, got none");
   }
   for (const int64_t table : features) {
     require(
@@ -52,7 +74,6 @@ std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables
         "features: expected table numbers below " + std::to_string(tables.size()) + ", got " + std::to_string(table));
   }
   require(max_staging_bytes > 0, "max_staging_bytes: expected more than 0, got " + std::to_string(max_staging_bytes));
-  const OptimizerSpec spec = make_optimizer(optimizer, learning_rate, eps, initial_state);
   py::gil_scoped_release release;
   return std::make_unique<Collection>(tables, features, spec, seed, max_staging_bytes);
 }
@@ -69,7 +90,7 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
   const int64_t features = c.num_features();
   require(out.shape.size() == 2, "out: expected two dimensions, got shape " + describe(out.shape));
   in.batch_size = out.shape[0];
-  in.out = data_of<float>(out, "out", "float32");
+  in.out = data_as(out, "out", outer_dtype(c));
   check_shape(out, "out", {in.batch_size, c.output_dim()});
   if (offsets.has_value()) {
     in.offsets_are_64bit = is_64bit(*offsets, "offsets");
@@ -82,11 +103,11 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
                 std::to_string(ids_per_bag) + " ids, got " + std::to_string(in.num_ids));
   }
   if (weights.has_value()) {
-    in.per_sample_weights = data_of<float>(*weights, "per_sample_weights", "float32");
+    in.per_sample_weights = data_as(*weights, "per_sample_weights", outer_dtype(c));
     check_shape(*weights, "per_sample_weights", {in.num_ids});
     for (int64_t t = 0; t < c.num_tables(); ++t) {
       require(c.table(t).spec().pooling == Pooling::kSum,
-              "per_sample_weights: expected sum pooling, got mean for table '" + c.table(t).spec().name + "'");
+              "per_sample_weights: expected sum pooling, got mean or max for table '" + c.table(t).spec().name + "'");
     }
   }
   in.keep = keep;
@@ -96,15 +117,15 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
   return keep ? batch : nullptr;
 }
 
-const float* checked_grad(const Collection& c, const Batch& batch, const TensorRef& grad) {
+const void* checked_grad(const Collection& c, const Batch& batch, const TensorRef& grad) {
   check_shape(grad, "grad", {batch.batch_size(), c.output_dim()});
-  return data_of<float>(grad, "grad", "float32");
+  return data_as(grad, "grad", outer_dtype(c));
 }
 
 bool update(Collection& c, Batch& batch, const TensorRef& grad, int threads, float grad_scale,
             const std::vector<int64_t>& frozen) {
   require(c.optimizer().kind != Optimizer::kNone, "update: expected a fused optimizer, got none; use gradient");
-  const float* g = checked_grad(c, batch, grad);
+  const float* g = static_cast<const float*>(checked_grad(c, batch, grad));
   require(std::isfinite(grad_scale), "grad_scale: expected a finite value, got " + std::to_string(grad_scale));
   std::vector<bool> mask(static_cast<size_t>(c.num_tables()), false);
   for (const int64_t table : frozen) mask[static_cast<size_t>(check_table(c, table))] = true;
@@ -112,30 +133,42 @@ bool update(Collection& c, Batch& batch, const TensorRef& grad, int threads, flo
   return c.update(&batch, g, std::clamp(threads, 1, kMaxThreads), grad_scale, mask);
 }
 
-py::tuple gradient(Collection& c, Batch& batch, const TensorRef& grad, int64_t table, int) {
-  const float* g = checked_grad(c, batch, grad);
-  check_table(c, table);
-  std::vector<int64_t> rows;
-  std::vector<float> values;
+template <typename T>
+py::tuple gradient_as(Collection& c, Batch& batch, const void* grad, int64_t table) {
+  const size_t ids = static_cast<size_t>(c.ids_of_table(batch, table));
+  const int64_t dim = c.table(table).dim();
+  std::vector<int64_t> rows(ids);
+  std::vector<T> values(ids * static_cast<size_t>(dim));
   int64_t n = 0;
   {
     py::gil_scoped_release release;
-    n = c.gradient(&batch, g, table, &rows, &values);
+    n = c.gradient(&batch, grad, table, rows.data(), values.data());
   }
-  return py::make_tuple(to_array(std::move(rows), {n}), to_array(std::move(values), {n, c.table(table).dim()}));
+  rows.resize(static_cast<size_t>(n));
+  values.resize(static_cast<size_t>(n * dim));
+  return py::make_tuple(to_array(std::move(rows), {n}), to_array(std::move(values), {n, dim}));
+}
+
+py::tuple gradient(Collection& c, Batch& batch, const TensorRef& grad, int64_t table, int) {
+  const void* g = checked_grad(c, batch, grad);
+  check_table(c, table);
+  return c.wide() ? gradient_as<double>(c, batch, g, table) : gradient_as<float>(c, batch, g, table);
 }
 
 py::dict memory(Collection& c) {
   int64_t weight = 0;
+  int64_t state = 0;
   int64_t meta = 0;
   int64_t ssu = 0;
   for (int64_t t = 0; t < c.num_tables(); ++t) {
-    weight += c.table(t).weight_bytes();
+    if (!c.table(t).spec().external) weight += c.table(t).weight_bytes();
+    state += c.table(t).state_bytes();
     meta += c.table(t).meta_bytes();
     ssu += c.table(t).ssu_bytes();
   }
   py::dict bytes;
   bytes["weight"] = weight;
+  bytes["state"] = state;
   bytes["metadata"] = meta;
   bytes["ssu"] = ssu;
   bytes["staging"] = c.staging().bytes_out();
@@ -157,11 +190,22 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
     const TableSpec& spec = c.table(static_cast<int64_t>(t)).spec();
     const Select kind = selections[t].kind;
     require((kind != Select::kDirty || spec.track_dirty) && (kind != Select::kMostUsed || spec.track_mfu) &&
-                (kind != Select::kSampled || spec.track_ssu),
+                (kind != Select::kSampled || spec.track_ssu) && (kind != Select::kMostDrifted || spec.track_drift),
             "selections: table '" + spec.name + "' doesn't track what its selection asks for");
   }
   py::gil_scoped_release release;
   return SnapshotHandle(c.begin(selections, clears_dirty, shard_rows, blocking));
+}
+
+// A property that may be changed between updates.
+void def_scalar(py::class_<Collection>& c, const char* name, float OptimizerSpec::* member,
+                void (*check)(const char*, float)) {
+  c.def_property(
+      name, [member](const Collection& self) { return self.optimizer().*member; },
+      [name, member, check](Collection& self, float value) {
+        check(name, value);
+        self.optimizer().*member = value;
+      });
 }
 
 }  // namespace
@@ -170,15 +214,14 @@ void register_collection(py::module_& m) {
   register_settings(m);
   py::class_<Collection> c(m, "Collection");
   c.def(py::init(&make_collection), py::arg("tables"), py::arg("features"), py::kw_only(), py::arg("optimizer"),
-        py::arg("learning_rate"), py::arg("eps") = 1e-8F, py::arg("initial_state") = 0.0F, py::arg("seed") = 0,
+        py::arg("learning_rate"), py::arg("eps") = 1e-8F, py::arg("initial_state") = 0.0F, py::arg("beta1") = 0.9F,
+        py::arg("beta2") = 0.999F, py::arg("weight_decay") = 0.0F, py::arg("seed") = 0,
         py::arg("max_staging_bytes") = int64_t{256} << 20);
-  c.def_property(
-      "learning_rate", [](const Collection& self) { return self.optimizer().learning_rate; },
-      [](Collection& self, float rate) {
-        require(std::isfinite(rate) && rate >= 0.0F,
-                "learning_rate: expected a finite value >= 0, got " + std::to_string(rate));
-        self.set_learning_rate(rate);
-      });
+  def_scalar(c, "learning_rate", &OptimizerSpec::learning_rate, check_not_negative);
+  def_scalar(c, "eps", &OptimizerSpec::eps, check_not_negative);
+  def_scalar(c, "beta1", &OptimizerSpec::beta1, check_beta);
+  def_scalar(c, "beta2", &OptimizerSpec::beta2, check_beta);
+  def_scalar(c, "weight_decay", &OptimizerSpec::weight_decay, check_not_negative);
   c.def_property("step", &Collection::step, [](Collection& self, int64_t step) {
     require(step >= 0, "step: expected at least 0, got " + std::to_string(step));
     self.set_step(step);
@@ -198,14 +241,15 @@ void register_collection(py::module_& m) {
   c.def(
       "per_sample_weight_grad",
       [](Collection& self, Batch& batch, const TensorRef& grad, const TensorRef& out, int threads) {
-        const float* g = checked_grad(self, batch, grad);
+        const void* g = checked_grad(self, batch, grad);
         check_shape(out, "out", {batch.num_ids()});
-        float* o = data_of<float>(out, "out", "float32");
+        void* o = data_as(out, "out", outer_dtype(self));
         py::gil_scoped_release release;
         self.weight_grad(&batch, g, o, std::clamp(threads, 1, kMaxThreads));
       },
       py::arg("batch"), py::arg("grad"), py::arg("out"), py::kw_only(), py::arg("threads"));
   register_rows(c);
+  register_outside(c);
   c.def("begin", &begin, py::arg("selections"), py::kw_only(), py::arg("clears_dirty"),
         py::arg("shard_rows") = std::vector<int64_t>(), py::arg("blocking") = false, py::keep_alive<0, 1>());
   c.def("memory", &memory);

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -26,11 +27,56 @@ void check_range(Collection& c, int64_t table, int64_t begin, int64_t end) {
   }
 }
 
-py::array_t<float> weight_view(Collection& c, int64_t table) {
+// Memory of a table's dtype; NumPy has no bfloat16 and gives its bit pattern.
+void* weight_data(const TensorRef& weight, const Table& t) {
+  const bool pattern = t.spec().dtype == DType::kBFloat16 && weight.dtype == "uint16";
+  return data_as(weight, "weight", pattern ? "uint16" : dtype_name(t.spec().dtype));
+}
+
+py::array weight_view(Collection& c, int64_t table) {
   Table& t = c.table(check_table(c, table));
+  require(t.view().weight != nullptr, "weight: external table '" + t.spec().name + "' has none yet: bind_weight first");
   auto* owner = new std::shared_ptr<void>(t.weight_owner());
   py::capsule capsule(owner, [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); });
-  return py::array_t<float>({t.num_rows(), t.dim()}, t.view().weight, capsule);
+  return py::array(array_dtype(t.spec().dtype), std::vector<int64_t>{t.num_rows(), t.dim()}, t.view().weight, capsule);
+}
+
+// One value is a scalar of the row, more are its columns.
+std::vector<int64_t> state_shape(const Table& t, int64_t n) {
+  return t.state_size() == 1 ? std::vector<int64_t>{n} : std::vector<int64_t>{n, t.state_size()};
+}
+
+std::optional<py::array_t<float>> read_state(Collection& c, int64_t table) {
+  const Table& t = c.table(check_table(c, table));
+  if (t.state_size() == 0) return std::nullopt;
+  py::array_t<float> values(state_shape(t, t.num_rows()));
+  float* out = values.mutable_data();
+  py::gil_scoped_release release;
+  c.read_state(table, out);
+  return values;
+}
+
+py::array_t<float> read_drift(Collection& c, int64_t table) {
+  const Table& t = c.table(check_table(c, table));
+  require(t.spec().track_drift, "drift: table '" + t.spec().name + "' doesn't track it");
+  py::array_t<float> values(t.num_rows());
+  float* out = values.mutable_data();
+  py::gil_scoped_release release;
+  c.read_drift(table, out);
+  return values;
+}
+
+void set_drift(Collection& c, int64_t table, const TensorRef& drift) {
+  const Table& t = c.table(check_table(c, table));
+  require(t.spec().track_drift, "drift: table '" + t.spec().name + "' doesn't track it");
+  check_shape(drift, "drift", {t.num_rows()});
+  const float* values = data_of<float>(drift, "drift", "float32");
+  for (int64_t row = 0; row < t.num_rows(); ++row) {
+    require(values[row] >= 0.0F,
+            "drift: expected at least 0, got " + std::to_string(values[row]) + " at row " + std::to_string(row));
+  }
+  py::gil_scoped_release release;
+  c.set_drift(table, values);
 }
 
 // Words of local rows [0, n) through `read`, copied.
@@ -39,55 +85,54 @@ py::array_t<T> per_row(Collection& c, int64_t table, F read) {
   const TableView view = c.table(check_table(c, table)).view();
   py::array_t<T> values(view.num_rows);
   T* out = values.mutable_data();
-  for (int64_t row = 0; row < view.num_rows; ++row) out[row] = read(view.meta[row]);
+  for (int64_t row = 0; row < view.num_rows; ++row) out[row] = read(load_word(&meta_of(view, row)->word));
   return values;
 }
 
 void load_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
-               const std::optional<TensorRef>& state, bool dirty) {
+               const std::optional<TensorRef>& state, bool dirty, int threads) {
   const Table& t = c.table(check_table(c, table));
   const int64_t n = rows.size();
   check_shape(rows, "rows", {n});
   check_shape(weight, "weight", {n, t.dim()});
   const int64_t* ids = data_of<int64_t>(rows, "rows", "int64");
-  const float* w = data_of<float>(weight, "weight", "float32");
-  require(state.has_value() == t.has_state(),
-          std::string("state: expected ") + (t.has_state() ? "a value a row" : "none") + " for this optimizer");
-  if (state.has_value()) check_shape(*state, "state", {n});
+  const void* w = weight_data(weight, t);
+  require(state.has_value() == (t.state_size() > 0),
+          "state: expected " + (t.state_size() > 0 ? std::to_string(t.state_size()) + " values a row" : "none") +
+              " for this optimizer");
+  if (state.has_value()) check_shape(*state, "state", state_shape(t, n));
   const float* s = state.has_value() ? data_of<float>(*state, "state", "float32") : nullptr;
   py::gil_scoped_release release;
-  c.load_rows(table, ids, n, w, s, dirty);
-}
-
-// Keeps a Python object alive from C++; lets go of it with the GIL held.
-std::shared_ptr<void> hold(py::object object) {
-  return std::shared_ptr<void>(object.release().ptr(), [](void* p) {
-    const py::gil_scoped_acquire acquire;
-    Py_DECREF(static_cast<PyObject*>(p));
-  });
+  c.load_rows(table, ids, n, w, s, dirty, std::clamp(threads, 1, kMaxThreads));
 }
 
 }  // namespace
 
 void register_rows(py::class_<Collection>& c) {
   c.def("weight", &weight_view, py::arg("table"));
+  c.def("state", &read_state, py::arg("table"));
   c.def(
-      "state",
-      [](Collection& self, int64_t table) -> std::optional<py::array_t<float>> {
-        if (!self.table(check_table(self, table)).has_state()) return std::nullopt;
-        return per_row<float>(self, table, [](const RowMeta& m) { return m.state; });
-      },
+      "state_columns",
+      [](Collection& self, int64_t table) { return self.table(check_table(self, table)).state_size(); },
       py::arg("table"));
   c.def(
       "counts",
       [](Collection& self, int64_t table) {
-        return per_row<uint32_t>(self, table, [](const RowMeta& m) { return load_word(&m.word) & kCountMask; });
+        return per_row<uint32_t>(self, table, [](uint32_t word) { return word & kCountMask; });
       },
       py::arg("table"));
   c.def(
       "dirty",
       [](Collection& self, int64_t table) {
-        return per_row<bool>(self, table, [](const RowMeta& m) { return (load_word(&m.word) & kDirtyBit) != 0; });
+        return per_row<bool>(self, table, [](uint32_t word) { return (word & kDirtyBit) != 0; });
+      },
+      py::arg("table"));
+  c.def("drift", &read_drift, py::arg("table"));
+  c.def("set_drift", &set_drift, py::arg("table"), py::arg("drift"));
+  c.def(
+      "drift_histogram",
+      [](Collection& self, int64_t table) {
+        return to_array(self.table(check_table(self, table)).drift_histogram(), {kDriftBuckets});
       },
       py::arg("table"));
   c.def(
@@ -133,33 +178,8 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "num_dirty", [](Collection& self, int64_t table) { return self.table(check_table(self, table)).num_dirty(); },
       py::arg("table"));
-  c.def(
-      "bind_weight",
-      [](Collection& self, int64_t table, const TensorRef& weight, py::object owner) {
-        const Table& t = self.table(check_table(self, table));
-        check_shape(weight, "weight", {t.num_rows(), t.dim()});
-        float* data = data_of<float>(weight, "weight", "float32");
-        std::shared_ptr<void> kept = hold(std::move(owner));
-        py::gil_scoped_release release;
-        self.bind_weight(table, data, std::move(kept));
-      },
-      py::arg("table"), py::arg("weight"), py::arg("owner"));
-  c.def(
-      "mark_dirty",
-      [](Collection& self, int64_t table, const std::optional<TensorRef>& rows) {
-        check_table(self, table);
-        if (rows.has_value()) check_shape(*rows, "rows", {rows->size()});
-        const int64_t* ids = rows.has_value() ? data_of<int64_t>(*rows, "rows", "int64") : nullptr;
-        py::gil_scoped_release release;
-        if (ids == nullptr && !rows.has_value()) {
-          self.mark_all_dirty(table);
-        } else {
-          self.mark_dirty(table, ids, rows->size());
-        }
-      },
-      py::arg("table"), py::arg("rows") = py::none());
   c.def("load_rows", &load_rows, py::arg("table"), py::arg("rows"), py::arg("weight"), py::arg("state"), py::kw_only(),
-        py::arg("dirty") = false);
+        py::arg("dirty") = false, py::arg("threads") = 1);
   c.def(
       "reset_rows",
       [](Collection& self, int64_t table, int64_t begin, int64_t end) {

@@ -15,15 +15,17 @@ namespace cpr {
 namespace {
 
 TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t embedding_dim, const std::string& pooling,
-                     int64_t row_offset, float init_min, float init_max, bool dirty, bool mfu, bool ssu,
-                     double ssu_fraction, int64_t ssu_period) {
+                     int64_t row_offset, float init_min, float init_max, bool dirty, bool mfu, bool ssu, bool drift,
+                     double ssu_fraction, int64_t ssu_period, const std::string& dtype, bool scale_grad_by_freq,
+                     bool external) {
   const std::string where = "table '" + name + "': ";
   require(!name.empty(), "table name: expected at least one character");
   require(num_embeddings >= 1 && num_embeddings <= kMaxRows,
           where + "num_embeddings: expected 1 to 2^32 - 1, got " + std::to_string(num_embeddings));
   require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
           where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
-  require(pooling == "sum" || pooling == "mean", where + "pooling: expected sum or mean, got " + pooling);
+  require(pooling == "sum" || pooling == "mean" || pooling == "max",
+          where + "pooling: expected sum, mean or max, got " + pooling);
   require(row_offset >= 0 && row_offset <= INT64_MAX - num_embeddings,
           where + "row_offset: expected 0 to 2^63 - 1 - num_embeddings, got " + std::to_string(row_offset));
   require(std::isfinite(init_min) && std::isfinite(init_max) && init_min <= init_max,
@@ -33,12 +35,28 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
           where + "ssu_fraction: expected 0 < fraction <= 1, got " + std::to_string(ssu_fraction));
   require(ssu_period >= 1 && ssu_period <= (1 << 20) && std::has_single_bit(static_cast<uint64_t>(ssu_period)),
           where + "ssu_period: expected a power of two from 1 to 2^20, got " + std::to_string(ssu_period));
-  return {name,          num_embeddings,
-          embedding_dim, pooling == "mean" ? Pooling::kMean : Pooling::kSum,
-          row_offset,    init_min,
-          init_max,      dirty,
-          mfu,           ssu,
-          ssu_fraction,  ssu_period};
+  TableSpec spec;
+  spec.name = name;
+  spec.num_embeddings = num_embeddings;
+  spec.embedding_dim = embedding_dim;
+  spec.pooling = pooling == "sum" ? Pooling::kSum : pooling == "mean" ? Pooling::kMean : Pooling::kMax;
+  spec.dtype = parse_dtype(dtype, where);
+  spec.row_offset = row_offset;
+  spec.init_min = init_min;
+  spec.init_max = init_max;
+  spec.track_dirty = dirty;
+  spec.track_mfu = mfu;
+  spec.track_ssu = ssu;
+  spec.track_drift = drift;
+  spec.ssu_fraction = ssu_fraction;
+  spec.ssu_period = ssu_period;
+  spec.scale_grad_by_freq = scale_grad_by_freq;
+  spec.external = external;
+  return spec;
+}
+
+const char* pooling_name(Pooling pooling) {
+  return pooling == Pooling::kSum ? "sum" : pooling == Pooling::kMean ? "mean" : "max";
 }
 
 }  // namespace
@@ -47,28 +65,33 @@ void register_settings(py::module_& m) {
   py::class_<TableSpec>(m, "TableSpec")
       .def(py::init(&make_table), py::kw_only(), py::arg("name"), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("pooling") = "sum", py::arg("row_offset") = 0, py::arg("init_min"), py::arg("init_max"),
-           py::arg("dirty") = true, py::arg("mfu") = true, py::arg("ssu") = true, py::arg("ssu_fraction") = 0.125,
-           py::arg("ssu_period") = 2)
+           py::arg("dirty") = true, py::arg("mfu") = true, py::arg("ssu") = true, py::arg("drift") = false,
+           py::arg("ssu_fraction") = 0.125, py::arg("ssu_period") = 2, py::arg("dtype") = "float32",
+           py::arg("scale_grad_by_freq") = false, py::arg("external") = false)
       .def_readonly("name", &TableSpec::name)
       .def_readonly("num_embeddings", &TableSpec::num_embeddings)
       .def_readonly("embedding_dim", &TableSpec::embedding_dim)
-      .def_property_readonly("pooling", [](const TableSpec& s) { return s.pooling == Pooling::kMean ? "mean" : "sum"; })
+      .def_property_readonly("pooling", [](const TableSpec& s) { return pooling_name(s.pooling); })
+      .def_property_readonly("dtype", [](const TableSpec& s) { return dtype_name(s.dtype); })
       .def_readonly("row_offset", &TableSpec::row_offset)
       .def_readonly("init_min", &TableSpec::init_min)
       .def_readonly("init_max", &TableSpec::init_max);
   py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
       .def_property_readonly("num_ids", &Batch::num_ids)
       .def_property_readonly("batch_size", &Batch::batch_size);
-  const auto most_used = [](int64_t rows) {
+  const auto highest = [](Select kind, int64_t rows) {
     require(rows >= 1, "rows: expected at least 1, got " + std::to_string(rows));
-    return SelectionRequest{Select::kMostUsed, rows};
+    return SelectionRequest{kind, rows};
   };
   py::class_<SelectionRequest>(m, "Selection")
       .def_static("none", [] { return SelectionRequest{Select::kNone, 0}; })
       .def_static("all", [] { return SelectionRequest{Select::kAll, 0}; })
       .def_static("dirty", [] { return SelectionRequest{Select::kDirty, 0}; })
       .def_static("sampled", [] { return SelectionRequest{Select::kSampled, 0}; })
-      .def_static("most_used", most_used, py::arg("rows"));
+      .def_static(
+          "most_used", [highest](int64_t rows) { return highest(Select::kMostUsed, rows); }, py::arg("rows"))
+      .def_static(
+          "most_drifted", [highest](int64_t rows) { return highest(Select::kMostDrifted, rows); }, py::arg("rows"));
 }
 
 }  // namespace cpr

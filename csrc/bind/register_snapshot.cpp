@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "bind/checks.hpp"
 #include "bind/register.hpp"
 #include "bind/snapshot_handle.hpp"
 
@@ -27,20 +28,22 @@ namespace {
 // A chunk as Python holds it: views keep the memory, the accessors end with close().
 class ChunkHandle {
  public:
-  ChunkHandle(Chunk chunk, bool has_state) : chunk_(std::move(chunk)), has_state_(has_state) {}
+  explicit ChunkHandle(Chunk chunk) : chunk_(std::move(chunk)) {}
 
   int table() const { return open().buffer->table(); }
   int64_t shard() const { return open().shard; }
-  py::array rows() const { return view(open().buffer->view().rows, {size()}); }
+  py::array rows() const { return view(py::dtype::of<int64_t>(), open().buffer->view().rows, {size()}); }
   py::array weight() const {
-    const int64_t dim = open().buffer->dim();
-    return view(chunk_.buffer->view().weight, {size(), dim});
+    const RowFormat& format = open().buffer->format();
+    return view(array_dtype(format.dtype), chunk_.buffer->view().weight, {size(), format.dim});
   }
   py::object state() const {
-    if (!has_state_) return py::none();
-    return view(open().buffer->view().state, {size()});
+    const int64_t columns = open().buffer->format().state_size;
+    if (columns == 0) return py::none();
+    const std::vector<int64_t> shape = columns == 1 ? std::vector<int64_t>{size()} : std::vector{size(), columns};
+    return view(py::dtype::of<float>(), chunk_.buffer->view().state, shape);
   }
-  py::array count() const { return view(open().buffer->view().words, {size()}); }
+  py::array count() const { return view(py::dtype::of<uint32_t>(), open().buffer->view().words, {size()}); }
   void close() { chunk_.buffer.reset(); }
 
  private:
@@ -50,18 +53,17 @@ class ChunkHandle {
   }
   int64_t size() const { return chunk_.end - chunk_.begin; }
 
-  template <typename T>
-  py::array view(const T* data, std::vector<int64_t> shape) const {
+  py::array view(const py::dtype& dtype, const void* data, const std::vector<int64_t>& shape) const {
     const int64_t row = shape.size() == 2 ? shape[1] : 1;
     auto* owner = new StagingPtr(chunk_.buffer);
     py::capsule capsule(owner, [](void* p) { delete static_cast<StagingPtr*>(p); });
-    py::array_t<T> array(shape, data + chunk_.begin * row, capsule);
+    const char* first = static_cast<const char*>(data) + chunk_.begin * row * dtype.itemsize();
+    py::array array(dtype, shape, first, capsule);
     array.attr("setflags")(py::arg("write") = false);
     return array;
   }
 
   Chunk chunk_;
-  bool has_state_;
 };
 
 std::optional<ChunkHandle> next_chunk(SnapshotHandle& snapshot, std::optional<double> timeout) {
@@ -75,8 +77,7 @@ std::optional<ChunkHandle> next_chunk(SnapshotHandle& snapshot, std::optional<do
     found = snapshot->next_chunk(timeout.value_or(-1.0), &chunk);
   }
   if (!found) return std::nullopt;
-  const bool has_state = snapshot->has_state(chunk.buffer->table());
-  return ChunkHandle(std::move(chunk), has_state);
+  return ChunkHandle(std::move(chunk));
 }
 
 const char* status_name(Snapshot::Status status) {

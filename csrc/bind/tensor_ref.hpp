@@ -44,6 +44,11 @@ T* data_of(const TensorRef& ref, const char* name, const char* dtype) {
   return reinterpret_cast<T*>(ref.address);
 }
 
+// `expected`: the name of a dtype.
+inline void* data_as(const TensorRef& ref, const char* name, const std::string& expected) {
+  return data_of<void>(ref, name, expected.c_str());
+}
+
 // int32 or int64.
 inline bool is_64bit(const TensorRef& ref, const char* name) {
   if (ref.dtype != "int64" && ref.dtype != "int32") {

@@ -36,16 +36,21 @@ CPR_INLINE uint64_t sample_bits(uint64_t key, uint64_t step, uint64_t block, int
   return bits;
 }
 
-// Uniform in [low, high) with 24 random bits: element `column` of the row whose key is row_key.
-CPR_INLINE float uniform_element(uint64_t row_key, uint32_t column, float low, float high) {
+// 32 random bits for element `column` of the row whose key is row_key; the high ones are the best.
+CPR_INLINE uint32_t element_bits(uint64_t row_key, uint32_t column) {
   uint32_t x = static_cast<uint32_t>(row_key) + column * 0x9e3779b9U;
   x ^= x >> 16;
   x *= 0x21f0aaadU;
   x ^= x >> 15;
   x *= 0x735a2d97U;
   x ^= x >> 15;
-  x ^= static_cast<uint32_t>(row_key >> 32);
-  const float unit = static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24F;
+  return x ^ static_cast<uint32_t>(row_key >> 32);
+}
+
+// Uniform in [low, high) with 24 random bits.
+CPR_INLINE float uniform_element(uint64_t row_key, uint32_t column, float low, float high) {
+  const uint32_t bits = element_bits(row_key, column) >> 8;
+  const float unit = static_cast<float>(static_cast<int32_t>(bits)) * 0x1p-24F;
   return low + unit * (high - low);
 }
 

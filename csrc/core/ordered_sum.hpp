@@ -77,11 +77,32 @@ CPR_INLINE void subtract_scaled(float* out, const float* x, float scale, int64_t
   for (; d < fixed_dim<D>(dim); ++d) out[d] -= x[d] * scale;
 }
 
-// Number `count` has just been written to level 0 of `acc` [kSumLevels][dim]; completed chunks move up.
+// float64 tables: the same loops, left to the compiler.
 template <int D>
-CPR_INLINE void carry_sums(float* acc, uint64_t count, int64_t dim_) {
+CPR_INLINE void copy_row(double* out, const double* x, int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) out[d] = x[d];
+}
+
+template <int D>
+CPR_INLINE void add_row(double* out, const double* x, int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) out[d] += x[d];
+}
+
+template <int D>
+CPR_INLINE void copy_scaled(double* out, const double* x, double scale, int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) out[d] = x[d] * scale;
+}
+
+template <int D>
+CPR_INLINE void add_scaled(double* out, const double* x, double scale, int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) out[d] += x[d] * scale;
+}
+
+// Number `count` has just been written to level 0 of `acc` [kSumLevels][dim]; completed chunks move up.
+template <int D, typename T>
+CPR_INLINE void carry_sums(T* acc, uint64_t count, int64_t dim_) {
   const int64_t dim = fixed_dim<D>(dim_);
-  float* level = acc;
+  T* level = acc;
   while (count % kSumFanout == 0) {
     count /= kSumFanout;
     if ((count - 1) % kSumFanout == 0) {
@@ -94,10 +115,10 @@ CPR_INLINE void carry_sums(float* acc, uint64_t count, int64_t dim_) {
 }
 
 // The sum of `count` >= 1 items that went through carry_sums; points into acc.
-template <int D>
-CPR_INLINE const float* finish_sums(float* acc, uint64_t count, int64_t dim_) {
+template <int D, typename T>
+CPR_INLINE const T* finish_sums(T* acc, uint64_t count, int64_t dim_) {
   const int64_t dim = fixed_dim<D>(dim_);
-  float* level = acc;
+  T* level = acc;
   bool partial = false;  // the level's last chunk has been completed just now, by the partial chunk below it
   while (count > 1) {
     if (partial || count % kSumFanout != 0) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/views.hpp"
@@ -11,7 +12,7 @@ namespace cpr {
 
 CPR_INLINE bool is_settled(const TableView& t, uint32_t word) { return ((word ^ t.parity) & kParityBit) == 0; }
 
-CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t row, uint32_t word) {
+CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t row, uint32_t word, float drift) {
   switch (rule.kind) {
     case Select::kAll:
       return true;
@@ -19,11 +20,10 @@ CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t 
       return (word & kDirtyBit) != 0;
     case Select::kSampled:
       return is_listed(t.ssu, row, word);
-    case Select::kMostUsed: {
-      const int bucket = count_bucket(word & kCountMask);
-      if (bucket != rule.bucket) return bucket > rule.bucket;
-      return (hash2(rule.key, static_cast<uint64_t>(row)) >> 32) < rule.boundary;
-    }
+    case Select::kMostUsed:
+      return is_above(rule, count_bucket(word & kCountMask), row);
+    case Select::kMostDrifted:
+      return is_above(rule, drift_bucket(drift), row);
     case Select::kNone:
       break;
   }
@@ -36,26 +36,34 @@ CPR_INLINE uint32_t true_word(const TableView& t, int64_t row, uint32_t word) {
   return stale ? word & ~kListedBit : word;
 }
 
-CPR_INLINE void stage_row(const TableView& t, int64_t row, uint32_t word) {
+CPR_INLINE void stage_row(const TableView& t, int64_t row, uint32_t word, float drift) {
   const int64_t slot = __atomic_fetch_add(t.staging.next, 1, __ATOMIC_RELAXED);
-  const float* weight = t.weight + row * t.dim;
-  float* out = t.staging.weight + slot * t.dim;
-  for (int64_t d = 0; d < t.dim; ++d) out[d] = weight[d];
+  const size_t bytes = static_cast<size_t>(weight_bytes(t.format));
+  __builtin_memcpy(t.staging.weight + static_cast<size_t>(slot) * bytes, weight_bytes_of(t, row), bytes);
+  float* state = t.staging.state + slot * t.format.state_size;
+  for (int a = 0; a < t.num_arrays; ++a) {
+    const int64_t columns = t.arrays[a].columns;
+    __builtin_memcpy(state, t.arrays[a].data + row * columns, static_cast<size_t>(columns) * sizeof(float));
+    state += columns;
+  }
+  if (t.state_of_row) *state = meta_of(t, row)->state;
   t.staging.rows[slot] = row + t.row_offset;
-  t.staging.state[slot] = t.meta[row].state;
   t.staging.words[slot] = true_word(t, row, word);
+  if (t.track_drift) t.staging.drift[slot] = drift;
 }
 
 // Update pass only. Returns the settled word; afterwards the caller may write the row. Staging must have a free slot.
 CPR_INLINE uint32_t settle(const TableView& t, int64_t row, uint32_t word, TrackerDelta* delta) {
-  uint32_t* cell = &t.meta[row].word;
+  uint32_t* cell = &meta_of(t, row)->word;
   while (!is_settled(t, word)) {
-    const bool taken = is_selected(t, t.rule, row, word);
+    const float drift = t.track_drift ? drift_of(t, row, word) : 0.0F;
+    const bool taken = is_selected(t, t.rule, row, word, drift);
     const uint32_t next = settled_word(t.rule, word, taken);
     if (__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
       if (taken) {
-        stage_row(t, row, word);
+        stage_row(t, row, word, drift);
         account(t, word, next, delta);
+        if (t.track_drift) account_drift(drift, 0.0F, delta);
       }
       // Pairs with the walk's acquire fence: a walk that reads what is written from here on fails its compare-exchange.
       __atomic_thread_fence(__ATOMIC_RELEASE);

@@ -3,19 +3,37 @@
 #include <cstdint>
 
 #include "core/select.hpp"
+#include "core/types.hpp"
 #include "core/word.hpp"
 
 // Plain views of a table's memory that kernels work on; the owners are in table/.
 namespace cpr {
 
+// The bytes of a row wherever it is copied to.
+struct RowFormat {
+  int64_t dim = 0;
+  DType dtype = DType::kFloat32;
+  int64_t state_size = 0;  // floats: the arrays' columns in order, then the metadata's value
+  bool drift = false;
+};
+
+CPR_INLINE int64_t weight_bytes(const RowFormat& format) { return format.dim * item_size(format.dtype); }
+
 // Where rows met first by the update pass are copied to; `next` is claimed atomically and never exceeds `capacity`.
 struct StagingView {
   int64_t* rows = nullptr;    // global ids
-  float* weight = nullptr;    // [capacity, dim]
-  float* state = nullptr;     // [capacity]
+  char* weight = nullptr;     // [capacity, dim]
+  float* state = nullptr;     // [capacity, state_size]
   uint32_t* words = nullptr;  // word at begin
+  float* drift = nullptr;     // [capacity] where it is tracked
   int64_t* next = nullptr;
   int64_t capacity = 0;
+};
+
+// Optimizer state of `columns` floats a row: the engine's, or torch's.
+struct StateArray {
+  float* data = nullptr;
+  int64_t columns = 0;
 };
 
 // The sub-sampled used list: slots direct-mapped by row hash, each empty or with one row. A row is listed while its
@@ -40,14 +58,20 @@ inline constexpr uint32_t kEmptySlot = ~uint32_t{0};
 inline constexpr uint32_t kSsuGroups = 64;
 
 struct TableView {
-  float* weight = nullptr;
-  RowMeta* meta = nullptr;
+  void* weight = nullptr;
+  char* meta = nullptr;  // of RowMeta or DriftMeta
+  int meta_shift = 3;    // log2 of the bytes of a row's metadata
+  StateArray arrays[kMaxStateArrays];
+  int num_arrays = 0;
+  RowFormat format;
   int64_t num_rows = 0;
   int64_t dim = 0;
   int64_t row_offset = 0;
-  bool mean = false;
+  Pooling pooling = Pooling::kSum;
+  bool state_of_row = false;  // the last of a row's state lies in its metadata
   bool track_dirty = false;
   bool track_mfu = false;
+  bool track_drift = false;
   uint32_t parity = 0;   // of a settled row
   bool walking = false;  // a snapshot's walk is under way
   SelectRule rule;
@@ -55,12 +79,32 @@ struct TableView {
   SsuView ssu;
 };
 
+CPR_INLINE RowMeta* meta_of(const TableView& t, int64_t row) {
+  return reinterpret_cast<RowMeta*>(t.meta + (row << t.meta_shift));
+}
+
+// Only where the drift is tracked.
+CPR_INLINE float* drift_cell(const TableView& t, int64_t row) {
+  return &reinterpret_cast<DriftMeta*>(t.meta)[row].drift;
+}
+
+// `word`: the row's, read before.
+CPR_INLINE float drift_of(const TableView& t, int64_t row, uint32_t word) {
+  return (word & kVoidDriftBit) != 0 ? 0.0F : *drift_cell(t, row);
+}
+
+CPR_INLINE float* floats_of(const TableView& t, int64_t row) { return static_cast<float*>(t.weight) + row * t.dim; }
+
+CPR_INLINE char* weight_bytes_of(const TableView& t, int64_t row) {
+  return static_cast<char*>(t.weight) + row * weight_bytes(t.format);
+}
+
 // What a unit of work changed, added to the table's totals when the unit ends.
 struct TrackerDelta {
   int64_t dirty = 0;
   int64_t slots_used = 0;
-  int32_t left[kCountBuckets] = {};  // rows by bucket of their count, before and after
-  int32_t entered[kCountBuckets] = {};
+  int32_t counts[kCountBuckets] = {};  // rows by bucket of their count and of their drift, more or fewer
+  int32_t drifts[kDriftBuckets] = {};
 };
 
 // Multiply-shift hashing (Dietzfelbinger et al. 1997): the high bits are good.
@@ -88,9 +132,14 @@ CPR_INLINE bool is_listed(const SsuView& ssu, int64_t row, uint32_t word) {
 CPR_INLINE void account(const TableView& t, uint32_t before, uint32_t after, TrackerDelta* delta) {
   delta->dirty += static_cast<int>((after & kDirtyBit) != 0) - static_cast<int>((before & kDirtyBit) != 0);
   if (t.track_mfu) {
-    ++delta->left[count_bucket(before & kCountMask)];
-    ++delta->entered[count_bucket(after & kCountMask)];
+    --delta->counts[count_bucket(before & kCountMask)];
+    ++delta->counts[count_bucket(after & kCountMask)];
   }
+}
+
+CPR_INLINE void account_drift(float before, float after, TrackerDelta* delta) {
+  --delta->drifts[drift_bucket(before)];
+  ++delta->drifts[drift_bucket(after)];
 }
 
 }  // namespace cpr

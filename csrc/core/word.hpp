@@ -9,15 +9,26 @@
 namespace cpr {
 
 struct alignas(8) RowMeta {
-  float state;    // row-wise accumulator; unused by optimizers without state
-  uint32_t word;  // parity | dirty | listed | count
+  float state;    // row-wise accumulator; unused by optimizers without one
+  uint32_t word;  // parity | dirty | listed | void drift | count
 };
 static_assert(sizeof(RowMeta) == 8);
+
+// A row's metadata where the drift is tracked, still within one cache line.
+struct alignas(16) DriftMeta {
+  RowMeta row;
+  float drift;  // sum of the norms of the steps since the row was last saved, unless the word says it is void
+  float unused;
+};
+static_assert(sizeof(DriftMeta) == 16);
 
 inline constexpr uint32_t kParityBit = 1U << 31;  // which snapshot settled the row last, modulo 2
 inline constexpr uint32_t kDirtyBit = 1U << 30;   // updated since the last base or delta
 inline constexpr uint32_t kListedBit = 1U << 29;  // was sampled: may hold a slot of the sub-sampled used list
-inline constexpr uint32_t kCountMask = kListedBit - 1;
+// The row was taken by a snapshot since its drift was written: it counts as 0. Part of the word, because the background
+// walk takes a row with one compare-exchange and may write nothing else.
+inline constexpr uint32_t kVoidDriftBit = 1U << 28;
+inline constexpr uint32_t kCountMask = kVoidDriftBit - 1;
 
 CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {
   const uint64_t sum = (word & kCountMask) + n;
@@ -27,13 +38,33 @@ CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {
 
 // Log-spaced buckets of counts, 16 for every doubling of count + 16: counts below 16 have a bucket each, above it a
 // bucket is at most 1/8 wide. Read off the bits of a float, which every instruction set does for many rows at once.
-inline constexpr int kCountBuckets = 416;
+inline constexpr int kCountBuckets = 400;
 
 CPR_INLINE int32_t count_bucket(uint32_t count) {
   const float x = static_cast<float>(static_cast<int32_t>(count + 16));
   int32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
   return (bits >> 19) - ((127 + 4) << 4);
+}
+
+// Buckets of drifts: 4 for every doubling, the top 11 bits of a float, from 2^-40 to 2^24; smaller ones are in bucket
+// 0, larger ones in the last.
+inline constexpr int kDriftBuckets = 256;
+
+CPR_INLINE int32_t drift_bucket(float drift) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &drift, sizeof bits);
+  const int32_t bucket = (bits >> 21) - ((127 - 40) << 2);
+  const int32_t low = bucket < 0 ? 0 : bucket;
+  return low > kDriftBuckets - 1 ? kDriftBuckets - 1 : low;
+}
+
+inline constexpr float kMaxDrift = 3.402823466e38F;
+
+// Stays finite: NaN and infinity become the largest float.
+CPR_INLINE float add_drift(float drift, float norm) {
+  const float sum = drift + norm;
+  return sum < kMaxDrift ? sum : kMaxDrift;
 }
 
 CPR_INLINE uint32_t load_word(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }

@@ -60,7 +60,7 @@ std::vector<std::string> supported_levels() {
   return names;
 }
 
-void Workspace::reserve(int64_t keys, int64_t dim) {
+void Workspace::reserve(int64_t keys, int64_t dim, bool drift) {
   const size_t n = static_cast<size_t>(keys);
   if (keys_a.size() < n) {
     keys_a.resize(n);
@@ -69,7 +69,11 @@ void Workspace::reserve(int64_t keys, int64_t dim) {
     after.resize(n);
     sampled.resize(n);
   }
-  const size_t sums_size = static_cast<size_t>(kSumLevels * dim);
+  if (drift && drift_before.size() < n) {
+    drift_before.resize(n);
+    drift_after.resize(n);
+  }
+  const size_t sums_size = static_cast<size_t>((kSumLevels + kScratchRows) * dim);
   if (sums.size() < sums_size) sums.resize(sums_size);
 }
 

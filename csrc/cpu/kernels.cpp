@@ -2,6 +2,7 @@
 // everything else is static or always inlined, and no std:: function is called.
 #include "cpu/kernels.hpp"
 
+#include "core/half.hpp"
 #include "core/ordered_sum.hpp"
 #include "core/settle.hpp"
 
@@ -23,13 +24,22 @@ static bool all_finite(const float* x, int64_t n) noexcept {
   return bad == 0;
 }
 
-static void initialise(const TableView& t, int64_t begin, int64_t end, uint64_t key, float low, float high,
-                       float state) noexcept {
+static void initialise(const TableView& t, int64_t begin, int64_t end, uint64_t key, float low, float high, float state,
+                       float* scratch) noexcept {
   for (int64_t row = begin; row < end; ++row) {
     const uint64_t row_key = hash2(key, static_cast<uint64_t>(row + t.row_offset));
-    float* w = t.weight + row * t.dim;
-    for (int64_t d = 0; d < t.dim; ++d) w[d] = uniform_element(row_key, static_cast<uint32_t>(d), low, high);
-    t.meta[row].state = state;
+    for (int64_t d = 0; d < t.dim; ++d) scratch[d] = uniform_element(row_key, static_cast<uint32_t>(d), low, high);
+    if (t.format.dtype == DType::kFloat64) {
+      double* w = static_cast<double*>(t.weight) + row * t.dim;
+      for (int64_t d = 0; d < t.dim; ++d) w[d] = static_cast<double>(scratch[d]);
+    } else {
+      store_nearest(scratch, t.format.dtype, t.dim, weight_bytes_of(t, row));
+    }
+    meta_of(t, row)->state = state;
+    for (int a = 0; a < t.num_arrays; ++a) {
+      float* values = t.arrays[a].data + row * t.arrays[a].columns;
+      for (int64_t c = 0; c < t.arrays[a].columns; ++c) values[c] = state;
+    }
   }
 }
 

@@ -22,17 +22,18 @@ struct LookupTask {
   TableView table;
   const void* ids = nullptr;
   bool ids_are_64bit = false;
-  const int64_t* offsets = nullptr;  // of this feature's first bag in the range: end - begin + 1 values
-  const float* per_sample_weights = nullptr;
-  int64_t first_bag = 0;  // number of bag `begin` over all features
-  int64_t first_row = 0;  // `begin`: row of out
+  const int64_t* offsets = nullptr;          // of this feature's first bag in the range: end - begin + 1 values
+  const void* per_sample_weights = nullptr;  // float, double for float64 tables
+  int64_t first_bag = 0;                     // number of bag `begin` over all features
+  int64_t first_row = 0;                     // `begin`: row of out
   int64_t bags = 0;
-  float* out = nullptr;             // the feature's first column of row 0
-  int64_t out_stride = 0;           // floats
-  bool unit_bags = false;           // every bag of the range holds one id: bag_of and inverse_length may be left out
-  uint64_t* keys = nullptr;         // [num_ids], written for the range
-  uint32_t* bag_of = nullptr;       // [num_ids], written for the range
-  float* inverse_length = nullptr;  // [features * batch], written for the range if the table pools by mean
+  void* out = nullptr;             // the feature's first column of row 0; float, double for float64 tables
+  int64_t out_stride = 0;          // elements
+  bool unit_bags = false;          // every bag of the range holds one id: bag_of and bag_length may be left out
+  uint64_t* keys = nullptr;        // [num_ids], written for the range
+  uint32_t* bag_of = nullptr;      // [num_ids], written for the range
+  uint32_t* bag_length = nullptr;  // [features * batch], written for the range if the table pools by mean
+  uint32_t* argmax = nullptr;  // max pooling: position of each element's largest, laid out as out; kNoPosition: none
 };
 
 struct UpdateArgs {
@@ -40,30 +41,44 @@ struct UpdateArgs {
   Optimizer optimizer = Optimizer::kNone;
   float learning_rate = 0.0F;
   float eps = 0.0F;
+  float beta1 = 0.0F;
+  float beta2 = 0.0F;
+  float correction1 = 1.0F;  // 1 - beta1^t, 1 - beta2^t of this step
+  float correction2 = 1.0F;
+  float weight_decay = 0.0F;
   float grad_scale = 1.0F;
-  const float* grad = nullptr;  // [batch, grad_stride]
+  bool scale_grad_by_freq = false;
+  uint64_t rounding_key = 0;   // of this step and table: rows of half precision are rounded stochastically
+  const void* grad = nullptr;  // [batch, grad_stride]; float, double for float64 tables
   int64_t grad_stride = 0;
   int64_t batch = 0;
-  const int64_t* feature_column = nullptr;    // [features]: first column of a feature
-  int64_t only_feature = -1;                  // the table's feature, or -1 where several share it
-  const uint32_t* bag_of = nullptr;           // nullptr: every bag holds one id, bag number = position
-  const float* per_sample_weights = nullptr;  // [num_ids]
-  const float* inverse_length = nullptr;      // [features * batch], mean pooling
-  // Optimizer::kNone: unique rows and their gradients are written here in ascending order.
+  const int64_t* feature_column = nullptr;   // [features]: first column of a feature
+  int64_t only_feature = -1;                 // the table's feature, or -1 where several share it
+  const uint32_t* bag_of = nullptr;          // nullptr: every bag holds one id, bag number = position
+  const void* per_sample_weights = nullptr;  // [num_ids]; float, double for float64 tables
+  const uint32_t* bag_length = nullptr;      // [features * batch], mean pooling
+  const uint32_t* argmax = nullptr;          // max pooling: [batch, grad_stride] as of the lookup
+  // Optimizer::kNone: unique rows and their gradients are written here in ascending order; without out_grad the rows
+  // are only tracked.
   int64_t* out_rows = nullptr;
-  float* out_grad = nullptr;
+  void* out_grad = nullptr;
 };
+
+inline constexpr uint32_t kNoPosition = ~uint32_t{0};
+inline constexpr int kScratchRows = 3;
 
 // A thread's scratch; sized for the largest unit before kernels run.
 struct Workspace {
   std::vector<uint64_t> keys_a;
   std::vector<uint64_t> keys_b;
-  std::vector<float> sums;       // [kSumLevels, dim]
+  std::vector<double> sums;      // [kSumLevels + kScratchRows, dim] of float or double
   std::vector<uint32_t> before;  // words of the unit's unique rows around the update
   std::vector<uint32_t> after;
+  std::vector<float> drift_before;  // and their drifts
+  std::vector<float> drift_after;
   std::vector<uint32_t> sampled;  // unique rows that were sampled
   int64_t num_sampled = 0;
-  void reserve(int64_t keys, int64_t dim);
+  void reserve(int64_t keys, int64_t dim, bool drift);
 };
 
 struct Kernels {
@@ -71,7 +86,7 @@ struct Kernels {
   // Position of the first id outside [0, num_rows) among [begin, end), or -1; writes keys of the range.
   int64_t (*read_ids)(const void* ids, bool is_64bit, int64_t begin, int64_t end, int64_t num_rows,
                       const SampleRule& sample, uint64_t* keys);
-  void (*pool)(const LookupTask& task, float* sums);
+  void (*pool)(const LookupTask& task, void* sums);
   // Sorts the unit's keys by row and updates each row once; returns the number of unique rows. The sampled ones are
   // left in the workspace, for enter.
   int64_t (*update)(const UpdateArgs& args, const KeySpan* spans, int num_spans, Workspace* workspace,
@@ -79,10 +94,12 @@ struct Kernels {
   // Enters settled rows that were sampled, of one unit, into the list: step by step, ascending within a step.
   void (*enter)(const TableView& table, const uint32_t* rows, int64_t n, TrackerDelta* delta);
   // d loss / d per-sample weight of the positions of one feature: dot of the bag's output gradient and the row.
-  void (*weight_grad)(const UpdateArgs& args, const KeySpan& span, float* out);
+  // `scratch`: a row. `out`: float, double for float64 tables.
+  void (*weight_grad)(const UpdateArgs& args, const KeySpan& span, void* scratch, void* out);
   bool (*all_finite)(const float* x, int64_t n);
+  // `scratch`: a row.
   void (*initialise)(const TableView& table, int64_t begin, int64_t end, uint64_t key, float low, float high,
-                     float state);
+                     float state, float* scratch);
 };
 
 // Chosen once at import: the best level of this machine, or CPR_ISA. Throws std::invalid_argument for a level that is

@@ -2,9 +2,23 @@
 
 inline constexpr int64_t kLookupAhead = 32;  // rows prefetched ahead
 
-CPR_INLINE void prefetch_row(const float* row, int64_t dim) {
-  const char* p = reinterpret_cast<const char*>(row);
-  for (int64_t byte = 0; byte < dim * 4; byte += 64) __builtin_prefetch(p + byte);
+CPR_INLINE void prefetch_row(const TableView& t, uint64_t key) {
+  const int64_t bytes = weight_bytes(t.format);
+  const char* p = static_cast<const char*>(t.weight) + static_cast<int64_t>(key >> 32) * bytes;
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(p + byte);
+}
+
+// The row as Ts: where it lies, or converted into `scratch`.
+template <typename T, int D>
+CPR_INLINE const T* row_of(const TableView& t, uint64_t key, T* scratch) {
+  const int64_t row = static_cast<int64_t>(key >> 32);
+  if constexpr (D == 0 && sizeof(T) == sizeof(float)) {
+    if (t.format.dtype != DType::kFloat32) {
+      load_floats(weight_bytes_of(t, row), t.format.dtype, t.dim, scratch);
+      return scratch;
+    }
+  }
+  return static_cast<const T*>(t.weight) + row * fixed_dim<D>(t.dim);
 }
 
 template <typename Id>
@@ -35,13 +49,19 @@ static int64_t read_ids(const void* ids, bool is_64bit, int64_t begin, int64_t e
                   : read_ids_as(static_cast<const int32_t*>(ids), begin, end, rows, sample, keys);
 }
 
-template <int D>
-CPR_INLINE void pool_long_bag(const LookupTask& task, int64_t begin, int64_t end, float* out, float* sums) {
+template <typename T>
+CPR_INLINE const T* weights_of(const LookupTask& task) {
+  return static_cast<const T*>(task.per_sample_weights);
+}
+
+template <typename T, int D>
+CPR_INLINE void pool_long_bag(const LookupTask& task, int64_t begin, int64_t end, T* out, T* sums) {
   const int64_t dim = fixed_dim<D>(task.table.dim);
+  const T* weights = weights_of<T>(task);
   uint64_t count = 0;
   for (int64_t p = begin; p < end; ++p) {
-    const float* row = task.table.weight + static_cast<int64_t>(task.keys[p] >> 32) * dim;
-    const float scale = task.per_sample_weights != nullptr ? task.per_sample_weights[p] : 1.0F;
+    const T* row = row_of<T, D>(task.table, task.keys[p], sums + kSumLevels * dim);
+    const T scale = weights != nullptr ? weights[p] : T{1};
     if (count % kSumFanout == 0) {
       copy_scaled<D>(sums, row, scale, dim);
     } else {
@@ -52,63 +72,62 @@ CPR_INLINE void pool_long_bag(const LookupTask& task, int64_t begin, int64_t end
   copy_row<D>(out, finish_sums<D>(sums, count, dim), dim);
 }
 
-template <int D>
-CPR_INLINE void pool_short_bag(const LookupTask& task, int64_t begin, int64_t end, int64_t last, float* out) {
+template <typename T, int D>
+CPR_INLINE void pool_short_bag(const LookupTask& task, int64_t begin, int64_t end, int64_t last, T* out, T* scratch) {
   const int64_t dim = fixed_dim<D>(task.table.dim);
+  const T* weights = weights_of<T>(task);
   for (int64_t p = begin; p < end; ++p) {
-    if (p + kLookupAhead < last) {
-      prefetch_row(task.table.weight + static_cast<int64_t>(task.keys[p + kLookupAhead] >> 32) * dim, dim);
-    }
-    const float* row = task.table.weight + static_cast<int64_t>(task.keys[p] >> 32) * dim;
-    if (task.per_sample_weights == nullptr) {
+    if (p + kLookupAhead < last) prefetch_row(task.table, task.keys[p + kLookupAhead]);
+    const T* row = row_of<T, D>(task.table, task.keys[p], scratch);
+    if (weights == nullptr) {
       if (p == begin) {
         copy_row<D>(out, row, dim);
       } else {
         add_row<D>(out, row, dim);
       }
     } else if (p == begin) {
-      copy_scaled<D>(out, row, task.per_sample_weights[p], dim);
+      copy_scaled<D>(out, row, weights[p], dim);
     } else {
-      add_scaled<D>(out, row, task.per_sample_weights[p], dim);
+      add_scaled<D>(out, row, weights[p], dim);
     }
   }
 }
 
-// Bags of one id each: the row is the output, whatever the pooling.
-template <int D>
-CPR_INLINE void copy_rows(const LookupTask& task) {
+// Bags of one id each: the row is the output, whether summed or averaged.
+template <typename T, int D>
+CPR_INLINE void copy_rows(const LookupTask& task, T* scratch) {
   const int64_t dim = fixed_dim<D>(task.table.dim);
   const uint64_t* keys = task.keys + task.offsets[0];
+  T* out = static_cast<T*>(task.out) + task.first_row * task.out_stride;
   for (int64_t b = 0; b < task.bags; ++b) {
-    if (b + kLookupAhead < task.bags) {
-      prefetch_row(task.table.weight + static_cast<int64_t>(keys[b + kLookupAhead] >> 32) * dim, dim);
-    }
-    const float* row = task.table.weight + static_cast<int64_t>(keys[b] >> 32) * dim;
-    copy_row<D>(task.out + (task.first_row + b) * task.out_stride, row, dim);
+    if (b + kLookupAhead < task.bags) prefetch_row(task.table, keys[b + kLookupAhead]);
+    copy_row<D>(out + b * task.out_stride, row_of<T, D>(task.table, keys[b], scratch), dim);
   }
 }
 
-template <int D>
-static void pool_bags(const LookupTask& task, float* sums) noexcept {
+template <typename T, int D>
+static void pool_bags(const LookupTask& task, T* sums) noexcept {
   const int64_t dim = fixed_dim<D>(task.table.dim);
-  if (task.unit_bags && task.per_sample_weights == nullptr) return copy_rows<D>(task);
+  T* scratch = sums + kSumLevels * dim;
+  if (task.unit_bags && task.per_sample_weights == nullptr) return copy_rows<T, D>(task, scratch);
+  const bool mean = task.table.pooling == Pooling::kMean;
   const int64_t last = task.offsets[task.bags];
   for (int64_t b = 0; b < task.bags; ++b) {
     const int64_t begin = task.offsets[b];
     const int64_t end = task.offsets[b + 1];
-    float* out = task.out + (task.first_row + b) * task.out_stride;
+    T* out = static_cast<T*>(task.out) + (task.first_row + b) * task.out_stride;
     const int64_t bag = task.first_bag + b;
     for (int64_t p = begin; p < end; ++p) task.bag_of[p] = static_cast<uint32_t>(bag);
     if (begin == end) {
-      for (int64_t d = 0; d < dim; ++d) out[d] = 0.0F;
+      for (int64_t d = 0; d < dim; ++d) out[d] = T{0};
     } else if (end - begin <= kSumFanout) {
-      pool_short_bag<D>(task, begin, end, last, out);
+      pool_short_bag<T, D>(task, begin, end, last, out, scratch);
     } else {
-      pool_long_bag<D>(task, begin, end, out, sums);
+      pool_long_bag<T, D>(task, begin, end, out, sums);
     }
-    if (task.table.mean) {
-      const float length = static_cast<float>(end - begin);
-      task.inverse_length[bag] = end > begin ? 1.0F / length : 0.0F;
+    if (mean) {
+      task.bag_length[bag] = static_cast<uint32_t>(end - begin);
+      const T length = static_cast<T>(end - begin);
       if (end - begin > 1) {
         for (int64_t d = 0; d < dim; ++d) out[d] = out[d] / length;
       }
@@ -116,19 +135,50 @@ static void pool_bags(const LookupTask& task, float* sums) noexcept {
   }
 }
 
-static void pool(const LookupTask& task, float* sums) noexcept {
+// The largest of each element, the first of equal ones; as in torch a NaN is kept only if it comes first.
+template <typename T>
+static void pool_max(const LookupTask& task, T* scratch) noexcept {
+  const int64_t dim = task.table.dim;
+  for (int64_t b = 0; b < task.bags; ++b) {
+    const int64_t at = (task.first_row + b) * task.out_stride;
+    T* out = static_cast<T*>(task.out) + at;
+    uint32_t* argmax = task.argmax + at;
+    for (int64_t d = 0; d < dim; ++d) {
+      out[d] = T{0};
+      argmax[d] = kNoPosition;
+    }
+    for (int64_t p = task.offsets[b]; p < task.offsets[b + 1]; ++p) {
+      const T* row = row_of<T, 0>(task.table, task.keys[p], scratch);
+      const bool first = p == task.offsets[b];
+      task.bag_of[p] = static_cast<uint32_t>(task.first_bag + b);
+      for (int64_t d = 0; d < dim; ++d) {
+        const bool larger = first || row[d] > out[d];
+        out[d] = larger ? row[d] : out[d];
+        argmax[d] = larger ? static_cast<uint32_t>(p) : argmax[d];
+      }
+    }
+  }
+}
+
+static void pool(const LookupTask& task, void* scratch) noexcept {
+  const bool wide = task.table.format.dtype == DType::kFloat64;
+  float* floats = static_cast<float*>(scratch);
+  double* doubles = static_cast<double*>(scratch);
+  if (task.table.pooling == Pooling::kMax) return wide ? pool_max(task, doubles) : pool_max(task, floats);
+  if (wide) return pool_bags<double, 0>(task, doubles);
+  if (task.table.format.dtype != DType::kFloat32) return pool_bags<float, 0>(task, floats);
   switch (task.table.dim) {
     case 8:
-      return pool_bags<8>(task, sums);
+      return pool_bags<float, 8>(task, floats);
     case 16:
-      return pool_bags<16>(task, sums);
+      return pool_bags<float, 16>(task, floats);
     case 32:
-      return pool_bags<32>(task, sums);
+      return pool_bags<float, 32>(task, floats);
     case 64:
-      return pool_bags<64>(task, sums);
+      return pool_bags<float, 64>(task, floats);
     case 128:
-      return pool_bags<128>(task, sums);
+      return pool_bags<float, 128>(task, floats);
     default:
-      return pool_bags<0>(task, sums);
+      return pool_bags<float, 0>(task, floats);
   }
 }

@@ -9,7 +9,7 @@ inline constexpr int64_t kSlotBlock = 32;  // slots looked up together
 CPR_INLINE void enter_beside_walk(const TableView& t, uint32_t row, TrackerDelta* delta) {
   uint32_t* slot = ssu_slot_of(t.ssu, row);
   const uint32_t holder = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (holder != kEmptySlot && holder != row) settle(t, holder, load_word(&t.meta[holder].word), delta);
+  if (holder != kEmptySlot && holder != row) settle(t, holder, load_word(&meta_of(t, holder)->word), delta);
   if (__atomic_exchange_n(slot, row, __ATOMIC_ACQ_REL) == kEmptySlot) ++delta->slots_used;
 }
 

@@ -10,10 +10,12 @@ namespace cpr {
 // Memory of one forward, recycled from step to step: fresh megabytes of memory would cost page faults in every step.
 struct BatchBuffers {
   std::vector<uint64_t> keys;
-  std::vector<uint32_t> bag_of;       // bag over all features
-  std::vector<float> inverse_length;  // by bag
+  std::vector<uint32_t> bag_of;      // bag over all features
+  std::vector<uint32_t> bag_length;  // by bag
   std::vector<float> per_sample_weights;
-  std::vector<int64_t> offsets;  // task by task
+  std::vector<double> wide_weights;  // per-sample weights of float64 tables
+  std::vector<uint32_t> argmax;      // laid out as the output, where a table pools by maximum
+  std::vector<int64_t> offsets;      // task by task
   std::vector<uint64_t> partitioned;
 };
 

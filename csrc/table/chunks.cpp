@@ -89,14 +89,21 @@ void Snapshot::log_buffer(const StagingBuffer& buffer) {
   const int64_t offset = task.part.table->spec().row_offset;
   // A priority snapshot leaves the dirty bits in place.
   const uint32_t given = kCountMask | kListedBit | (task.part.rule.clears_dirty ? kDirtyBit : 0);
-  const auto kept = std::count_if(v.words, v.words + n, [&](uint32_t word) { return (word & given) != 0; });
-  const size_t size = task.log_rows.size() + static_cast<size_t>(kept);
+  const auto held = [&](int64_t i) {
+    return (v.words[i] & given) != 0 || (buffer.format().drift && v.drift[i] != 0.0F);
+  };
+  size_t size = task.log_rows.size();
+  for (int64_t i = 0; i < n; ++i) size += held(i) ? 1 : 0;
   if (size > task.log_rows.capacity()) task.log_rows.reserve(std::max(size, 2 * task.log_rows.capacity()));
   if (size > task.log_words.capacity()) task.log_words.reserve(std::max(size, 2 * task.log_words.capacity()));
+  if (buffer.format().drift && size > task.log_drifts.capacity()) {
+    task.log_drifts.reserve(std::max(size, 2 * task.log_drifts.capacity()));
+  }
   for (int64_t i = 0; i < n; ++i) {
-    if ((v.words[i] & given) != 0) {
+    if (held(i)) {
       task.log_rows.push_back(v.rows[i] - offset);
       task.log_words.push_back(v.words[i] & given);
+      if (buffer.format().drift) task.log_drifts.push_back(v.drift[i]);
     }
     v.words[i] &= kCountMask;
   }
@@ -119,17 +126,17 @@ void Snapshot::split(StagingPtr buffer) {
     std::vector<int64_t> order(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return later(rows[a], rows[b]); });
-    const int64_t dim = buffer->dim();
+    const RowFormat& format = buffer->format();
     StagingPtr sorted =
-        pool_->acquire(buffer->table(), dim, n, INT64_MAX, -1.0, [] { return false; }, [] { return false; });
+        pool_->acquire(buffer->table(), format, n, INT64_MAX, -1.0, [] { return false; }, [] { return false; });
     const StagingView& from = buffer->view();
     const StagingView& to = sorted->view();
     for (int64_t i = 0; i < n; ++i) {
       const int64_t j = order[static_cast<size_t>(i)];
       to.rows[i] = from.rows[j];
-      to.state[i] = from.state[j];
       to.words[i] = from.words[j];
-      std::copy_n(from.weight + j * dim, dim, to.weight + i * dim);
+      std::copy_n(from.state + j * format.state_size, format.state_size, to.state + i * format.state_size);
+      std::copy_n(from.weight + j * weight_bytes(format), weight_bytes(format), to.weight + i * weight_bytes(format));
     }
     sorted->set_size(n);
     buffer = std::move(sorted);

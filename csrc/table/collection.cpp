@@ -3,13 +3,10 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "core/errors.hpp"
-#include "core/settle.hpp"
 
 namespace cpr {
 
@@ -23,13 +20,17 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
       workspaces_(kMaxThreads),
       owner_(getpid()) {
   size_t weight_bytes = 0;
+  size_t state_bytes = 0;
   size_t tracker_bytes = 0;
   for (const TableSpec& spec : tables) {
     weight_bytes += Arena::aligned(Table::weight_bytes(spec));
+    state_bytes += Table::state_bytes(spec, optimizer.kind);
     tracker_bytes += Arena::aligned(Table::tracker_bytes(spec));
+    wide_ = wide_ || spec.dtype == DType::kFloat64;
+    pools_max_ = pools_max_ || spec.pooling == Pooling::kMax;
   }
-  const auto weights = std::make_shared<Arena>(weight_bytes);
-  const auto trackers = std::make_shared<Arena>(tracker_bytes);
+  const Arenas arenas{std::make_shared<Arena>(weight_bytes), std::make_shared<Arena>(state_bytes),
+                      std::make_shared<Arena>(tracker_bytes)};
   bool any_ssu = false;
   for (TableSpec& spec : tables) {
     if (spec.track_ssu) {
@@ -42,7 +43,7 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
       any_ssu = true;
       log2_period_ = period;
     }
-    tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, weights, trackers));
+    tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, arenas));
   }
   for (size_t f = 0; f < features_.size(); ++f) {
     features_of_table_.at(static_cast<size_t>(features_[f])).push_back(static_cast<int64_t>(f));
@@ -105,24 +106,6 @@ std::shared_ptr<Snapshot> Collection::fail_torn(int64_t index) {
   return active_;
 }
 
-void Collection::mark_dirty(int64_t index, const int64_t* global_rows, int64_t n) {
-  check_owner("mark_dirty");
-  check_rows(index, global_rows, n);
-  fail_torn(index);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Table& t = table(index);
-  if (!t.spec().track_dirty) return;
-  const TableView view = t.view();
-  TrackerDelta delta;
-  for (int64_t i = 0; i < n; ++i) {
-    // The walk may not have come by yet: the parity stays as it is.
-    uint32_t* cell = &view.meta[global_rows[i] - view.row_offset].word;
-    const uint32_t before = __atomic_fetch_or(cell, kDirtyBit, __ATOMIC_ACQ_REL);
-    delta.dirty += (before & kDirtyBit) == 0 ? 1 : 0;
-  }
-  t.add(delta);
-}
-
 void Collection::mark_all_dirty(int64_t index) {
   check_owner("mark_dirty");
   if (const std::shared_ptr<Snapshot> torn = fail_torn(index)) torn->join();
@@ -130,11 +113,27 @@ void Collection::mark_all_dirty(int64_t index) {
   table(index).mark_all_dirty();
 }
 
-void Collection::bind_weight(int64_t index, float* weight, std::shared_ptr<void> owner) {
+void Collection::check_bound(const char* call) const {
+  for (const auto& table : tables_) {
+    if (table->view().weight == nullptr) {
+      throw std::invalid_argument(std::string(call) + ": external table '" + table->spec().name +
+                                  "' has no weight yet: bind_weight first");
+    }
+  }
+}
+
+void Collection::bind_weight(int64_t index, void* weight, std::shared_ptr<void> owner) {
   mark_all_dirty(index);                                    // ends a running walk, which reads the old memory
   std::shared_ptr<void> old = table(index).weight_owner();  // let go after the lock: it may be Python's
   const std::lock_guard<std::mutex> lock(mutex_);
   table(index).bind_weight(weight, std::move(owner));
+}
+
+void Collection::bind_state(int64_t index, const std::vector<StateArray>& arrays, std::shared_ptr<void> owner) {
+  check_owner("bind_state");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("bind_state");
+  table(index).bind_state(arrays, std::move(owner));
 }
 
 void Collection::check_rows(int64_t index, const int64_t* rows, int64_t n) const {
@@ -148,92 +147,10 @@ void Collection::check_rows(int64_t index, const int64_t* rows, int64_t n) const
   }
 }
 
-void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const float* weight, const float* state,
-                           bool dirty) {
-  check_owner("load_rows");
-  check_rows(index, rows, n);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("load_rows");
-  Table& t = table(index);
-  t.enter_deferred();
-  const TableView view = t.view();
-  TrackerDelta delta;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t row = rows[i] - view.row_offset;
-    std::copy_n(weight + i * view.dim, view.dim, view.weight + row * view.dim);
-    if (state != nullptr) view.meta[row].state = state[i];
-    t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, &delta);
-  }
-  t.add(delta);
-}
-
-void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
-  check_owner("reset_rows");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("reset_rows");
-  Table& t = table(index);
-  t.enter_deferred();
-  t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
-  TrackerDelta delta;
-  for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    t.set_word(row, t.word(row) & kDirtyBit, &delta);
-  }
-  t.add(delta);
-}
-
-void Collection::discard_rows(int64_t index, int64_t begin, int64_t end) {
-  check_owner("discard_rows");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("discard_rows");
-  const TableView view = table(index).view();
-  for (int64_t row = begin - view.row_offset; row < end - view.row_offset; ++row) {
-    std::fill_n(view.weight + row * view.dim, view.dim, std::numeric_limits<float>::quiet_NaN());
-    view.meta[row].state = std::numeric_limits<float>::quiet_NaN();
-  }
-}
-
-void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool dirty) {
-  check_owner("clear_trackers");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("clear_trackers");
-  Table& t = table(index);
-  t.enter_deferred();
-  const uint32_t kept = dirty ? 0 : kDirtyBit;
-  TrackerDelta delta;
-  for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
-    t.set_word(row, t.word(row) & kept, &delta);
-  }
-  t.add(delta);
-}
-
-void Collection::set_trackers(int64_t index, const uint32_t* words) {
-  check_owner("set_trackers");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("set_trackers");
-  Table& t = table(index);
-  t.enter_deferred();
-  TrackerDelta delta;
-  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, 0, &delta);
-  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, words[row], &delta);
-  t.add(delta);
-}
-
-void Collection::read_trackers(int64_t index, uint32_t* words) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Table& t = table(index);
-  t.enter_deferred();
-  for (int64_t row = 0; row < t.num_rows(); ++row) words[row] = t.word(row);
-}
-
-std::vector<int64_t> Collection::sampled_rows(int64_t index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  table(index).enter_deferred();
-  return table(index).listed_rows();
-}
-
 std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
                                             const std::vector<int64_t>& shard_rows, bool blocking) {
   check_owner("begin");
+  check_bound("begin");
   std::unique_lock<std::mutex> lock(mutex_);
   check_idle("begin");
   for (const auto& table : tables_) table->enter_deferred();
@@ -247,8 +164,8 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
     if (request.kind == Select::kAll) part.expected_rows = part.table->num_rows();
     if (request.kind == Select::kDirty) part.expected_rows = part.table->num_dirty();
     if (request.kind == Select::kSampled) part.expected_rows = part.table->slots_used();
-    if (request.kind == Select::kMostUsed) {
-      part.rule = part.table->most_used(request.rows, sequence, &part.expected_rows);
+    if (request.kind == Select::kMostUsed || request.kind == Select::kMostDrifted) {
+      part.rule = part.table->highest(request.kind, request.rows, sequence, &part.expected_rows);
     }
     part.rule.clears_dirty = clears_dirty;
     part.shard_rows = shard_rows.empty() ? 0 : shard_rows[static_cast<size_t>(t)];

@@ -25,15 +25,15 @@ struct LookupInput {
   bool offsets_are_64bit = false;
   int64_t ids_per_bag = 0;
   int64_t batch_size = 0;
-  const float* per_sample_weights = nullptr;
-  float* out = nullptr;  // [batch_size, output_dim]
-  bool keep = true;      // for an update: draws the sampled accesses of the step
+  const void* per_sample_weights = nullptr;  // float, double for float64 tables
+  void* out = nullptr;                       // [batch_size, output_dim], likewise
+  bool keep = true;                          // for an update: draws the sampled accesses of the step
   int threads = 1;
 };
 
 struct SelectionRequest {
   Select kind = Select::kNone;
-  int64_t rows = 0;  // kMostUsed
+  int64_t rows = 0;  // kMostUsed, kMostDrifted
 };
 
 // Several tables that are looked up, updated and saved together.
@@ -53,8 +53,11 @@ class Collection {
   int64_t num_features() const { return static_cast<int64_t>(features_.size()); }
   int64_t output_dim() const { return output_dim_; }
   Table& table(int64_t index) { return *tables_.at(static_cast<size_t>(index)); }
+  // Whether the tables are float64: then so are output, gradients and per-sample weights.
+  bool wide() const { return wide_; }
   const OptimizerSpec& optimizer() const { return optimizer_; }
-  void set_learning_rate(float rate) { optimizer_.learning_rate = rate; }
+  // All but the kind and the initial state may be changed between updates.
+  OptimizerSpec& optimizer() { return optimizer_; }
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
   int64_t skipped_steps() const { return skipped_steps_; }
@@ -65,22 +68,39 @@ class Collection {
   std::shared_ptr<Batch> lookup(const LookupInput& input);
   // One optimizer step on the rows of `batch`. False and nothing changed, if the gradient isn't finite.
   bool update(Batch* batch, const float* grad, int threads, float grad_scale, const std::vector<bool>& frozen);
-  // For optimizer kNone: unique local rows of one table and their summed gradients; tracks them.
-  int64_t gradient(Batch* batch, const float* grad, int64_t table, std::vector<int64_t>* rows,
-                   std::vector<float>* values);
-  void weight_grad(Batch* batch, const float* grad, float* out, int threads);
+  // For optimizer kNone: unique local rows of one table and their summed gradients (float, double for float64 tables;
+  // room for as many as the batch has ids of the table); tracks them. Returns their number.
+  int64_t gradient(Batch* batch, const void* grad, int64_t table, int64_t* rows, void* values);
+  // Ids of the batch that one table is looked up with.
+  int64_t ids_of_table(const Batch& batch, int64_t table) const;
+  void weight_grad(Batch* batch, const void* grad, void* out, int threads);
+  // Counts and samples ids (int64 if `wide`, else int32) as an update would, without one: for rows that torch's
+  // optimizer writes. A bad id throws with nothing counted.
+  void track(int64_t table, const void* ids, bool ids_are_64bit, int64_t n);
+  // Scales rows whose norm is above max_norm down to it, as torch's embedding_renorm_; they become dirty. Returns their
+  // number. A bad id throws with nothing written.
+  int64_t renormalise(int64_t table, const void* ids, bool ids_are_64bit, int64_t n, double max_norm, double norm_type);
 
   void mark_dirty(int64_t table, const int64_t* global_rows, int64_t n);
   void mark_all_dirty(int64_t table);
-  void bind_weight(int64_t table, float* weight, std::shared_ptr<void> owner);
+  // Marks the rows where a dense gradient [rows, dim] of `dtype` has an element other than 0; returns their number.
+  int64_t mark_dirty_nonzero(int64_t table, const void* grad, DType dtype);
+  void bind_weight(int64_t table, void* weight, std::shared_ptr<void> owner);
+  void bind_state(int64_t table, const std::vector<StateArray>& arrays, std::shared_ptr<void> owner);
   // Row ids are global and were checked by check_rows.
-  void load_rows(int64_t table, const int64_t* rows, int64_t n, const float* weight, const float* state, bool dirty);
+  // `weight`: of the table's dtype; `state`: [n, state_size].
+  void load_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty,
+                 int threads);
   void reset_rows(int64_t table, int64_t begin, int64_t end);
   void discard_rows(int64_t table, int64_t begin, int64_t end);
   void clear_trackers(int64_t table, int64_t begin, int64_t end, bool dirty);
   void set_trackers(int64_t table, const uint32_t* words);
   // Count, dirty and listed bits of every local row, and the listed global rows, ascending.
   void read_trackers(int64_t table, uint32_t* words);
+  void set_drift(int64_t table, const float* drift);
+  void read_drift(int64_t table, float* drift);
+  // [rows, state_size]
+  void read_state(int64_t table, float* state);
   std::vector<int64_t> sampled_rows(int64_t table);
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
 
@@ -104,13 +124,19 @@ class Collection {
   std::vector<Unit> plan_units(Batch* batch, int threads, const std::vector<bool>& frozen);
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
                  std::vector<Unit>* units);
+  int64_t max_dim() const;
   TableView update_view(int64_t table);
+  void check_bound(const char* call) const;
   void reserve_staging(const Batch& batch);
-  cpu::UpdateArgs update_args(Batch* batch, int64_t table, const float* grad);
+  // Before rows of one table are written or tracked outside of an update.
+  void reserve_staging(int64_t table, int64_t rows);
+  cpu::UpdateArgs update_args(Batch* batch, int64_t table, const void* grad);
+  // Sort keys of a table's ids, drawn for the list if `sampled`; throws for a bad id.
+  std::vector<uint64_t> read_keys(int64_t table, const void* ids, bool ids_are_64bit, int64_t n, bool sampled) const;
   void enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, const cpu::Workspace& workspace,
                      TrackerDelta* delta);
   void run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads, float grad_scale);
-  [[noreturn]] void throw_bad_id(const LookupInput& input, int64_t feature, int64_t position) const;
+  [[noreturn]] void throw_bad_id(int64_t table, const void* ids, bool ids_are_64bit, int64_t position) const;
 
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<int64_t> features_;                        // table of each feature
@@ -118,6 +144,8 @@ class Collection {
   std::vector<int64_t> feature_column_;
   int64_t output_dim_ = 0;
   OptimizerSpec optimizer_;
+  bool wide_ = false;
+  bool pools_max_ = false;
   uint64_t sample_key_;
   int log2_period_ = 0;
   int64_t step_ = 0;

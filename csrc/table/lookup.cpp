@@ -55,8 +55,18 @@ void fill_unit_bags(const std::vector<Task>& tasks, const LookupInput& in, Batch
     const int64_t position = buffers->offsets[static_cast<size_t>(first) + t];
     for (int64_t b = 0; b < bags; ++b) {
       buffers->bag_of[static_cast<size_t>(position + b)] = static_cast<uint32_t>(first + b);
-      buffers->inverse_length[static_cast<size_t>(first + b)] = 1.0F;
+      buffers->bag_length[static_cast<size_t>(first + b)] = 1;
     }
+  }
+}
+
+void copy_weights(const LookupInput& in, bool wide, BatchBuffers* buffers) {
+  if (wide) {
+    const double* weights = static_cast<const double*>(in.per_sample_weights);
+    buffers->wide_weights.assign(weights, weights + in.num_ids);
+  } else {
+    const float* weights = static_cast<const float*>(in.per_sample_weights);
+    buffers->per_sample_weights.assign(weights, weights + in.num_ids);
   }
 }
 
@@ -70,15 +80,16 @@ void fill_unit_bags(const std::vector<Task>& tasks, const LookupInput& in, Batch
 
 }  // namespace
 
-void Collection::throw_bad_id(const LookupInput& in, int64_t feature, int64_t position) const {
+void Collection::throw_bad_id(int64_t index, const void* ids, bool ids_are_64bit, int64_t position) const {
   const int64_t id =
-      in.ids_are_64bit ? static_cast<const int64_t*>(in.ids)[position] : static_cast<const int32_t*>(in.ids)[position];
-  const TableSpec& spec = tables_[static_cast<size_t>(features_[static_cast<size_t>(feature)])]->spec();
+      ids_are_64bit ? static_cast<const int64_t*>(ids)[position] : static_cast<const int32_t*>(ids)[position];
+  const TableSpec& spec = tables_[static_cast<size_t>(index)]->spec();
   throw std::out_of_range("ids: expected 0 <= id < " + std::to_string(spec.num_embeddings) + " for table '" +
                           spec.name + "', got id " + std::to_string(id) + " at position " + std::to_string(position));
 }
 
 std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
+  check_bound("lookup");
   const int64_t features = num_features();
   const int64_t bags = features * in.batch_size;
   if (in.offsets != nullptr) {
@@ -107,15 +118,15 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   const size_t n = static_cast<size_t>(in.num_ids);
   if (buffers.keys.size() < n) buffers.keys.resize(n);
   if (buffers.bag_of.size() < n) buffers.bag_of.resize(n);
-  buffers.inverse_length.resize(static_cast<size_t>(bags));
+  buffers.bag_length.resize(static_cast<size_t>(bags));
   buffers.offsets.resize(static_cast<size_t>(bags) + tasks.size());
   batch->weighted = in.per_sample_weights != nullptr;
-  if (batch->weighted) buffers.per_sample_weights.assign(in.per_sample_weights, in.per_sample_weights + n);
+  if (batch->weighted) copy_weights(in, wide(), &buffers);
+  if (pools_max_) buffers.argmax.resize(static_cast<size_t>(in.batch_size * output_dim_));
 
   // Not the workspaces of the update: lookups may run beside each other.
-  int64_t sums_per_thread = 0;
-  for (const auto& table : tables_) sums_per_thread = std::max(sums_per_thread, kSumLevels * table->dim());
-  std::vector<float> sums(static_cast<size_t>(threads * sums_per_thread));
+  const int64_t sums_per_thread = (kSumLevels + 1) * max_dim();
+  std::vector<double> sums(static_cast<size_t>(threads * sums_per_thread));
   cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int thread) {
     Task& task = tasks[static_cast<size_t>(index)];
     const int64_t first = task.feature * in.batch_size + task.begin;
@@ -134,17 +145,21 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     work.per_sample_weights = in.per_sample_weights;
     work.first_bag = first;
     work.first_row = task.begin;
-    work.out = in.out + feature_column_[static_cast<size_t>(task.feature)];
+    const int64_t column = feature_column_[static_cast<size_t>(task.feature)];
+    work.out = static_cast<char*>(in.out) + column * (wide() ? 8 : 4);
     work.out_stride = output_dim_;
     work.keys = buffers.keys.data();
     work.bag_of = buffers.bag_of.data();
-    work.inverse_length = buffers.inverse_length.data();
+    work.bag_length = buffers.bag_length.data();
+    work.argmax = work.table.pooling == Pooling::kMax ? buffers.argmax.data() + column : nullptr;
     cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
   });
   batch->unit_bags = true;
   for (const Task& task : tasks) {
     if (task.bad_offset >= 0) throw_bad_offset(in, task.bad_offset);
-    if (task.bad_position >= 0) throw_bad_id(in, task.feature, task.bad_position);
+    if (task.bad_position >= 0) {
+      throw_bad_id(features_[static_cast<size_t>(task.feature)], in.ids, in.ids_are_64bit, task.bad_position);
+    }
     batch->unit_bags = batch->unit_bags && task.unit_bags;
   }
   if (!batch->unit_bags) fill_unit_bags(tasks, in, &buffers);

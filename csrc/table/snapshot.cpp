@@ -73,9 +73,9 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
     if (task.touched != nullptr) seal(std::move(task.touched));
     const int64_t rows = std::min(std::max(2 * need, kMinTouchedRows), task.part.table->num_rows());
     const int64_t limit = 2 * pool_->max_bytes();
-    waited |= pool_->bytes_out() + StagingBuffer::bytes_for(task.part.table->dim(), rows) > limit;
+    waited |= pool_->bytes_out() + StagingBuffer::bytes_for(task.part.table->format(), rows) > limit;
     const auto cancelled = [this] { return discard_.load(std::memory_order_acquire); };
-    task.touched = pool_->acquire(static_cast<int>(t), task.part.table->dim(), rows, limit, kStallLimitSeconds,
+    task.touched = pool_->acquire(static_cast<int>(t), task.part.table->format(), rows, limit, kStallLimitSeconds,
                                   cancelled, [this] { return reader_starves(); });
     if (task.touched == nullptr && !cancelled()) {
       throw StagingFull("update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) + " of at most " +
@@ -165,6 +165,7 @@ void Snapshot::commit() {
   for (TableTask& task : tables_) {
     task.log_rows = {};
     task.log_words = {};
+    task.log_drifts = {};
   }
 }
 
@@ -189,11 +190,13 @@ void Snapshot::abort() {
     task.part.table->enter_deferred();
     TrackerDelta delta;
     for (size_t i = 0; i < task.log_rows.size(); ++i) {
-      task.part.table->merge_word(task.log_rows[i], task.log_words[i], &delta);
+      const float drift = task.log_drifts.empty() ? 0.0F : task.log_drifts[i];
+      task.part.table->merge_word(task.log_rows[i], task.log_words[i], drift, &delta);
     }
     task.part.table->add(delta);
     task.log_rows = {};
     task.log_words = {};
+    task.log_drifts = {};
   }
   status_ = Status::kAborted;
 }

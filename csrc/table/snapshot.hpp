@@ -53,7 +53,6 @@ class Snapshot {
   void start(bool blocking);
 
   int64_t step() const { return step_; }
-  bool has_state(int table) const { return tables_[static_cast<size_t>(table)].part.table->has_state(); }
   Status status() const;
   std::vector<int64_t> expected_rows() const;
   std::vector<int64_t> rows_taken() const;
@@ -91,6 +90,7 @@ class Snapshot {
     // What abort merges back: rows whose word held anything. Owned by the reader.
     std::vector<int64_t> log_rows;
     std::vector<uint32_t> log_words;
+    std::vector<float> log_drifts;  // where it is tracked
   };
 
   void walk(bool blocking);

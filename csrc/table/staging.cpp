@@ -15,33 +15,35 @@ size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
 
-int64_t StagingBuffer::bytes_for(int64_t dim, int64_t rows) {
+int64_t StagingBuffer::bytes_for(const RowFormat& format, int64_t rows) {
   const size_t n = static_cast<size_t>(rows);
-  const size_t row_bytes = static_cast<size_t>(dim) * sizeof(float);
-  return static_cast<int64_t>(aligned(n * row_bytes) + aligned(n * sizeof(int64_t)) + 2 * aligned(n * sizeof(float)));
+  const size_t states = static_cast<size_t>(format.state_size) + (format.drift ? 1 : 0);
+  return static_cast<int64_t>(aligned(n * static_cast<size_t>(weight_bytes(format))) + aligned(n * sizeof(int64_t)) +
+                              aligned(n * sizeof(uint32_t)) + aligned(n * states * sizeof(float)));
 }
 
-StagingBuffer::StagingBuffer(std::shared_ptr<StagingPool> pool, HugeBuffer memory, int table, int64_t dim,
+StagingBuffer::StagingBuffer(std::shared_ptr<StagingPool> pool, HugeBuffer memory, int table, const RowFormat& format,
                              int64_t capacity)
-    : pool_(std::move(pool)), memory_(std::move(memory)), table_(table), dim_(dim) {
+    : pool_(std::move(pool)), memory_(std::move(memory)), table_(table), format_(format) {
   const size_t n = static_cast<size_t>(capacity);
   char* p = static_cast<char*>(memory_.data());
-  view_.weight = reinterpret_cast<float*>(p);
-  p += aligned(n * static_cast<size_t>(dim) * sizeof(float));
+  view_.weight = p;
+  p += aligned(n * static_cast<size_t>(weight_bytes(format)));
   view_.rows = reinterpret_cast<int64_t*>(p);
   p += aligned(n * sizeof(int64_t));
-  view_.state = reinterpret_cast<float*>(p);
-  p += aligned(n * sizeof(float));
   view_.words = reinterpret_cast<uint32_t*>(p);
+  p += aligned(n * sizeof(uint32_t));
+  view_.state = reinterpret_cast<float*>(p);
+  view_.drift = view_.state + n * static_cast<size_t>(format.state_size);
   view_.next = &next_;
   view_.capacity = capacity;
 }
 
 StagingBuffer::~StagingBuffer() { pool_->release(std::move(memory_)); }
 
-StagingPtr StagingPool::acquire(int table, int64_t dim, int64_t rows, int64_t limit, double timeout_seconds,
+StagingPtr StagingPool::acquire(int table, const RowFormat& format, int64_t rows, int64_t limit, double timeout_seconds,
                                 const std::function<bool()>& cancelled, const std::function<bool()>& starved) {
-  const size_t wanted = static_cast<size_t>(StagingBuffer::bytes_for(dim, rows));
+  const size_t wanted = static_cast<size_t>(StagingBuffer::bytes_for(format, rows));
   const size_t bytes = std::max(kSmallest, wanted >= (size_t{2} << 20) ? wanted : std::bit_ceil(wanted));
   HugeBuffer memory;
   {
@@ -72,7 +74,7 @@ StagingPtr StagingPool::acquire(int table, int64_t dim, int64_t rows, int64_t li
     const std::lock_guard<std::mutex> lock(mutex_);
     out_ += static_cast<int64_t>(memory.size()) - static_cast<int64_t>(bytes);
   }
-  return std::make_shared<StagingBuffer>(shared_from_this(), std::move(memory), table, dim, rows);
+  return std::make_shared<StagingBuffer>(shared_from_this(), std::move(memory), table, format, rows);
 }
 
 void StagingPool::release(HugeBuffer memory) {

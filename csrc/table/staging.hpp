@@ -18,15 +18,16 @@ class StagingPool;
 // Copies of rows of one table. Returns its memory to the pool when the last reader lets go.
 class StagingBuffer {
  public:
-  StagingBuffer(std::shared_ptr<StagingPool> pool, HugeBuffer memory, int table, int64_t dim, int64_t capacity);
+  StagingBuffer(std::shared_ptr<StagingPool> pool, HugeBuffer memory, int table, const RowFormat& format,
+                int64_t capacity);
   ~StagingBuffer();
   StagingBuffer(const StagingBuffer&) = delete;
   StagingBuffer& operator=(const StagingBuffer&) = delete;
 
-  static int64_t bytes_for(int64_t dim, int64_t rows);
+  static int64_t bytes_for(const RowFormat& format, int64_t rows);
 
   int table() const { return table_; }
-  int64_t dim() const { return dim_; }
+  const RowFormat& format() const { return format_; }
   int64_t capacity() const { return view_.capacity; }
   int64_t size() const { return __atomic_load_n(&next_, __ATOMIC_ACQUIRE); }
   void set_size(int64_t size) { __atomic_store_n(&next_, size, __ATOMIC_RELEASE); }
@@ -36,7 +37,7 @@ class StagingBuffer {
   std::shared_ptr<StagingPool> pool_;
   HugeBuffer memory_;
   int table_;
-  int64_t dim_;
+  RowFormat format_;
   int64_t next_ = 0;
   StagingView view_;
 };
@@ -51,7 +52,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   // Waits while more than `limit` bytes would be out, unless `starved` holds: the reader waits for this very buffer,
   // perhaps with views of older ones in its hands. nullptr once `cancelled` holds or after `timeout_seconds` (negative:
   // no timeout).
-  StagingPtr acquire(int table, int64_t dim, int64_t rows, int64_t limit, double timeout_seconds,
+  StagingPtr acquire(int table, const RowFormat& format, int64_t rows, int64_t limit, double timeout_seconds,
                      const std::function<bool()>& cancelled, const std::function<bool()>& starved);
   void wake();
   int64_t max_bytes() const { return max_bytes_; }

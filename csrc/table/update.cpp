@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 constexpr int64_t kIdsWorthAThread = 1024;
 constexpr int64_t kMinPartitioned = 8192;  // smaller units aren't worth splitting
 constexpr int64_t kSplitFloats = 1 << 16;
+constexpr uint64_t kRoundingSalt = 0x52U;
 
 bool all_finite(const float* x, int64_t n, int threads) {
   const int64_t tasks = (n + kSplitFloats - 1) / kSplitFloats;
@@ -45,6 +47,13 @@ void Collection::reserve_staging(const Batch& batch) {
     const size_t i = static_cast<size_t>(f);
     needs[static_cast<size_t>(features_[i])] += 2 * (batch.feature_begin[i + 1] - batch.feature_begin[i]);
   }
+  active_->reserve(needs);
+}
+
+void Collection::reserve_staging(int64_t index, int64_t rows) {
+  if (active_ == nullptr || !active_->walking()) return;
+  std::vector<int64_t> needs(tables_.size(), 0);
+  needs[static_cast<size_t>(index)] = rows;
   active_->reserve(needs);
 }
 
@@ -114,7 +123,7 @@ std::vector<Collection::Unit> Collection::plan_units(Batch* batch, int threads, 
   return units;
 }
 
-cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float* grad) {
+cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const void* grad) {
   BatchBuffers& buffers = batch->buffers();
   const std::vector<int64_t>& features = features_of_table_[static_cast<size_t>(index)];
   cpu::UpdateArgs args;
@@ -122,6 +131,15 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float
   args.optimizer = optimizer_.kind;
   args.learning_rate = optimizer_.learning_rate;
   args.eps = optimizer_.eps;
+  args.beta1 = optimizer_.beta1;
+  args.beta2 = optimizer_.beta2;
+  if (args.optimizer == Optimizer::kAdam || args.optimizer == Optimizer::kPartialRowWiseAdam) {
+    const double t = static_cast<double>(step_ + 1);
+    args.correction1 = static_cast<float>(1.0 - std::pow(static_cast<double>(optimizer_.beta1), t));
+    args.correction2 = static_cast<float>(1.0 - std::pow(static_cast<double>(optimizer_.beta2), t));
+  }
+  args.weight_decay = optimizer_.weight_decay;
+  args.rounding_key = hash2(table(index).key() + kRoundingSalt, static_cast<uint64_t>(step_));
   args.grad = grad;
   args.grad_stride = output_dim_;
   args.batch = batch->batch_size();
@@ -129,7 +147,11 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const float
   args.only_feature = features.size() == 1 ? features[0] : -1;
   args.bag_of = batch->unit_bags ? nullptr : buffers.bag_of.data();
   args.per_sample_weights = batch->weighted ? buffers.per_sample_weights.data() : nullptr;
-  args.inverse_length = args.table.mean && !batch->unit_bags ? buffers.inverse_length.data() : nullptr;
+  if (wide_ && batch->weighted) args.per_sample_weights = buffers.wide_weights.data();
+  const Pooling pooling = args.table.pooling;
+  args.bag_length = pooling == Pooling::kMean && !batch->unit_bags ? buffers.bag_length.data() : nullptr;
+  args.argmax = pooling == Pooling::kMax ? buffers.argmax.data() : nullptr;
+  args.scale_grad_by_freq = table(index).spec().scale_grad_by_freq;
   return args;
 }
 
@@ -147,13 +169,15 @@ void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const f
                            float grad_scale) {
   if (units.empty()) return;
   std::vector<cpu::UpdateArgs> args(tables_.size());
-  int64_t max_dim = 0;
+  bool drift = false;
   for (int64_t t = 0; t < num_tables(); ++t) {
     args[static_cast<size_t>(t)] = update_args(batch, t, grad);
     args[static_cast<size_t>(t)].grad_scale = grad_scale;
-    max_dim = std::max(max_dim, table(t).dim());
+    drift |= table(t).spec().track_drift;
   }
-  for (int i = 0; i < threads; ++i) workspaces_[static_cast<size_t>(i)].reserve(units.front().size, max_dim);
+  for (int i = 0; i < threads; ++i) {
+    workspaces_[static_cast<size_t>(i)].reserve(units.front().size, max_dim(), drift);
+  }
   for (const Unit& unit : units) table(unit.table).reserve_deferred(unit.size);
   cpu::parallel_for(static_cast<int64_t>(units.size()), threads, [&](int64_t index, int thread) {
     const Unit& unit = units[static_cast<size_t>(index)];
@@ -164,6 +188,12 @@ void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const f
     enter_sampled(unit, unit_args, workspace, &delta);
     table(unit.table).add(delta);
   });
+}
+
+int64_t Collection::max_dim() const {
+  int64_t dim = 0;
+  for (const auto& table : tables_) dim = std::max(dim, table->dim());
+  return dim;
 }
 
 bool Collection::update(Batch* batch, const float* grad, int threads, float grad_scale,
@@ -185,8 +215,15 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
   return true;
 }
 
-int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std::vector<int64_t>* rows,
-                             std::vector<float>* values) {
+int64_t Collection::ids_of_table(const Batch& batch, int64_t index) const {
+  int64_t ids = 0;
+  for (const int64_t f : features_of_table_.at(static_cast<size_t>(index))) {
+    ids += batch.feature_begin[static_cast<size_t>(f) + 1] - batch.feature_begin[static_cast<size_t>(f)];
+  }
+  return ids;
+}
+
+int64_t Collection::gradient(Batch* batch, const void* grad, int64_t index, int64_t* rows, void* values) {
   check_owner("gradient");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "gradient");
@@ -195,35 +232,32 @@ int64_t Collection::gradient(Batch* batch, const float* grad, int64_t index, std
   std::vector<bool> others(tables_.size(), true);
   others[static_cast<size_t>(index)] = false;
   const std::vector<Unit> units = plan_units(batch, 1, others);
-  int64_t unique = 0;
-  if (!units.empty()) {
-    reserve_staging(*batch);
-    cpu::UpdateArgs args = update_args(batch, index, grad);
-    args.optimizer = Optimizer::kNone;
-    rows->resize(static_cast<size_t>(units[0].size));
-    values->resize(static_cast<size_t>(units[0].size * table(index).dim()));
-    args.out_rows = rows->data();
-    args.out_grad = values->data();
-    workspaces_[0].reserve(units[0].size, table(index).dim());
-    TrackerDelta delta;
-    unique = cpu::kernels().update(args, units[0].spans.data(), static_cast<int>(units[0].spans.size()),
-                                   &workspaces_[0], &delta);
-    enter_sampled(units[0], args, workspaces_[0], &delta);
-    table(index).add(delta);
-  }
-  rows->resize(static_cast<size_t>(unique));
-  values->resize(static_cast<size_t>(unique * table(index).dim()));
+  if (units.empty()) return 0;
+  reserve_staging(*batch);
+  cpu::UpdateArgs args = update_args(batch, index, grad);
+  args.optimizer = Optimizer::kNone;
+  args.table.track_drift = false;
+  args.out_rows = rows;
+  args.out_grad = values;
+  workspaces_[0].reserve(units[0].size, table(index).dim(), false);
+  TrackerDelta delta;
+  const int64_t unique = cpu::kernels().update(args, units[0].spans.data(), static_cast<int>(units[0].spans.size()),
+                                               &workspaces_[0], &delta);
+  enter_sampled(units[0], args, workspaces_[0], &delta);
+  table(index).add(delta);
   return unique;
 }
 
-void Collection::weight_grad(Batch* batch, const float* grad, float* out, int threads) {
+void Collection::weight_grad(Batch* batch, const void* grad, void* out, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "per_sample_weight_grad");
-  cpu::parallel_for(num_features(), threads, [&](int64_t f, int) {
+  std::vector<double> scratch(static_cast<size_t>(threads * max_dim()));
+  cpu::parallel_for(num_features(), threads, [&](int64_t f, int thread) {
     const int64_t begin = batch->feature_begin[static_cast<size_t>(f)];
     const int64_t end = batch->feature_begin[static_cast<size_t>(f) + 1];
     const cpu::UpdateArgs args = update_args(batch, features_[static_cast<size_t>(f)], grad);
-    cpu::kernels().weight_grad(args, {batch->buffers().keys.data() + begin, end - begin}, out);
+    cpu::kernels().weight_grad(args, {batch->buffers().keys.data() + begin, end - begin},
+                               scratch.data() + thread * max_dim(), out);
   });
 }
 

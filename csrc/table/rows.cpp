@@ -1,0 +1,178 @@
+// Rows and trackers of a collection's tables, read and written outside of updates.
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "core/half.hpp"
+#include "core/settle.hpp"
+#include "cpu/thread_pool.hpp"
+#include "table/collection.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr int64_t kRowsPerTask = 1 << 14;
+constexpr int64_t kRowsAhead = 8;
+
+// `values` [state_size] to or from where the state of a row lies.
+void write_state(const TableView& t, int64_t row, const float* values) {
+  for (int a = 0; a < t.num_arrays; ++a) {
+    std::copy_n(values, t.arrays[a].columns, t.arrays[a].data + row * t.arrays[a].columns);
+    values += t.arrays[a].columns;
+  }
+  if (t.state_of_row) meta_of(t, row)->state = *values;
+}
+
+void read_row_state(const TableView& t, int64_t row, float* values) {
+  for (int a = 0; a < t.num_arrays; ++a) {
+    std::copy_n(t.arrays[a].data + row * t.arrays[a].columns, t.arrays[a].columns, values);
+    values += t.arrays[a].columns;
+  }
+  if (t.state_of_row) *values = meta_of(t, row)->state;
+}
+
+void fill_nan(const TableView& t, int64_t row) {
+  char* w = weight_bytes_of(t, row);
+  for (int64_t d = 0; d < t.dim; ++d) {
+    switch (t.format.dtype) {
+      case DType::kFloat64:
+        reinterpret_cast<double*>(w)[d] = std::numeric_limits<double>::quiet_NaN();
+        break;
+      case DType::kFloat32:
+        reinterpret_cast<float*>(w)[d] = std::numeric_limits<float>::quiet_NaN();
+        break;
+      default:  // of both half formats
+        reinterpret_cast<uint16_t*>(w)[d] = 0x7fffU;
+    }
+  }
+  for (int a = 0; a < t.num_arrays; ++a) {
+    std::fill_n(t.arrays[a].data + row * t.arrays[a].columns, t.arrays[a].columns,
+                std::numeric_limits<float>::quiet_NaN());
+  }
+  if (t.state_of_row) meta_of(t, row)->state = std::numeric_limits<float>::quiet_NaN();
+}
+
+bool strictly_ascending(const int64_t* rows, int64_t n) {
+  return std::adjacent_find(rows, rows + n, std::greater_equal<>()) == rows + n;
+}
+
+}  // namespace
+
+void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state,
+                           bool dirty, int threads) {
+  check_owner("load_rows");
+  check_bound("load_rows");
+  check_rows(index, rows, n);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("load_rows");
+  Table& t = table(index);
+  t.enter_deferred();
+  const TableView view = t.view();
+  const int64_t bytes = weight_bytes(view.format);
+  const int64_t tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+  if (!strictly_ascending(rows, n)) threads = 1;  // a row may come twice: the last one stays
+  cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
+    const int64_t end = std::min(n, (task + 1) * kRowsPerTask);
+    TrackerDelta delta;
+    for (int64_t i = task * kRowsPerTask; i < end; ++i) {
+      if (i + kRowsAhead < end) {
+        const int64_t ahead = rows[i + kRowsAhead] - view.row_offset;
+        __builtin_prefetch(meta_of(view, ahead), 1);
+        __builtin_prefetch(weight_bytes_of(view, ahead), 1);
+      }
+      const int64_t row = rows[i] - view.row_offset;
+      __builtin_memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes,
+                       static_cast<size_t>(bytes));
+      if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
+      t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, 0.0F, &delta);
+    }
+    t.add(delta);
+  });
+}
+
+void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
+  check_owner("reset_rows");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("reset_rows");
+  Table& t = table(index);
+  t.enter_deferred();
+  t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
+  TrackerDelta delta;
+  for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
+    t.set_word(row, t.word(row) & kDirtyBit, 0.0F, &delta);
+  }
+  t.add(delta);
+}
+
+void Collection::discard_rows(int64_t index, int64_t begin, int64_t end) {
+  check_owner("discard_rows");
+  check_bound("discard_rows");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("discard_rows");
+  const TableView view = table(index).view();
+  for (int64_t row = begin - view.row_offset; row < end - view.row_offset; ++row) fill_nan(view, row);
+}
+
+void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool dirty) {
+  check_owner("clear_trackers");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("clear_trackers");
+  Table& t = table(index);
+  t.enter_deferred();
+  const uint32_t kept = dirty ? 0 : kDirtyBit;
+  TrackerDelta delta;
+  for (int64_t row = begin - t.spec().row_offset; row < end - t.spec().row_offset; ++row) {
+    t.set_word(row, t.word(row) & kept, 0.0F, &delta);
+  }
+  t.add(delta);
+}
+
+void Collection::set_trackers(int64_t index, const uint32_t* words) {
+  check_owner("set_trackers");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("set_trackers");
+  Table& t = table(index);
+  t.enter_deferred();
+  TrackerDelta delta;
+  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, 0, t.drift(row), &delta);
+  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_word(row, words[row], t.drift(row), &delta);
+  t.add(delta);
+}
+
+void Collection::read_trackers(int64_t index, uint32_t* words) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Table& t = table(index);
+  t.enter_deferred();
+  for (int64_t row = 0; row < t.num_rows(); ++row) words[row] = t.word(row);
+}
+
+void Collection::set_drift(int64_t index, const float* drift) {
+  check_owner("set_drift");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_idle("set_drift");
+  Table& t = table(index);
+  TrackerDelta delta;
+  for (int64_t row = 0; row < t.num_rows(); ++row) t.set_drift(row, add_drift(drift[row], 0.0F), &delta);
+  t.add(delta);
+}
+
+void Collection::read_drift(int64_t index, float* drift) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Table& t = table(index);
+  for (int64_t row = 0; row < t.num_rows(); ++row) drift[row] = t.drift(row);
+}
+
+void Collection::read_state(int64_t index, float* state) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const TableView view = table(index).view();
+  for (int64_t row = 0; row < view.num_rows; ++row) read_row_state(view, row, state + row * view.format.state_size);
+}
+
+std::vector<int64_t> Collection::sampled_rows(int64_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  table(index).enter_deferred();
+  return table(index).listed_rows();
+}
+
+}  // namespace cpr
