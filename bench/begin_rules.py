@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from cpr_native._native import Collection, Selection
 
 PRIORITY = 8  # the most used eighth of the rows, as in the CPR paper
-_BUCKET = 1.125  # width of the widest bucket of the histograms
+_COUNT_BUCKET, _DRIFT_BUCKET = 1.125, 1.25  # widths of the widest buckets of both histograms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,13 @@ def _exactly(wanted: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     assert np.array_equal(np.sort(rows), wanted)
 
 
-def _largest(values: NDArray[Any], rows: NDArray[np.int64]) -> None:
+def _largest(values: NDArray[Any], rows: NDArray[np.int64], *, bucket: float) -> None:
     """The largest values, as far as a bucket tells them apart; rows of the boundary bucket go by a hash."""
     quota = len(values) // PRIORITY
     rest = np.ones(len(values), np.bool_)
     rest[rows] = False
     assert 0 < len(rows) <= quota + 6 * math.sqrt(quota)
-    assert values[rest].max() <= values[rows].min() * _BUCKET
+    assert values[rest].max() <= values[rows].min() * bucket
 
 
 RULES = {
@@ -51,12 +52,18 @@ RULES = {
         select=lambda rows: Selection.most_used(rows // PRIORITY),
         clears_dirty=False,
         tracker=lambda engine: engine.counts(0),
-        check=_largest,
+        check=partial(_largest, bucket=_COUNT_BUCKET),
     ),
     "ssu": Rule(
         select=lambda rows: Selection.sampled(),
         clears_dirty=False,
         tracker=lambda engine: engine.sampled_rows(0),
         check=_exactly,
+    ),
+    "drift": Rule(
+        select=lambda rows: Selection.most_drifted(rows // PRIORITY),
+        clears_dirty=False,
+        tracker=lambda engine: engine.drift(0),
+        check=partial(_largest, bucket=_DRIFT_BUCKET),
     ),
 }

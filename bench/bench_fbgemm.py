@@ -29,10 +29,12 @@ class Pair:
     fbgemm: Fbgemm
 
 
-@pytest.fixture(scope="module", params=[name for name in TIMED for _ in range(BUILDS.get(name, 1))])
+@pytest.fixture(
+    scope="module", params=[f"{name} build {build}" for name in TIMED for build in range(BUILDS.get(name, 1))]
+)
 def pair(request: pytest.FixtureRequest) -> Pair:
     gc.collect()  # the tables of the shape before
-    name: str = request.param
+    name: str = request.param.split()[0]
     shape = shape_of(name, timed=not request.config.getoption("benchmark_disable"))
     ours = Ours(shape)
     return Pair(name=name, shape=shape, ours=ours, fbgemm=Fbgemm(shape, ours.weights()))
@@ -41,6 +43,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 def test_step_against_fbgemm(compare: Compare, figures: Figures, pair: Pair) -> None:
     batches = pair.shape.batches(3 + compare.inputs(ROUNDS))
     assert_same_training(pair.ours, pair.fbgemm, batches[:3])
+    assert pair.ours.module.engine.memory()["metadata"] == METADATA * sum(pair.shape.rows)
     times = compare(
         pair.ours.step, pair.fbgemm.step, iter(batches[3:]), rounds=ROUNDS, group=f"{pair.name} step"
     )

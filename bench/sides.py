@@ -17,9 +17,9 @@ from cpr_native import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagra
 
 LEARNING_RATE = 0.01
 EPS = 1e-8
-ALL_TRACKERS = Trackers()
+ALL_TRACKERS = Trackers(drift=True)
 NO_TRACKERS = Trackers(dirty=False, mfu=False, ssu=False)
-METADATA = 8  # bytes a row with ALL_TRACKERS
+METADATA = 16  # bytes a row with ALL_TRACKERS
 
 
 class Side(Protocol):
