@@ -43,6 +43,14 @@ class Snapshot {
     int64_t shard_rows = 0;  // local rows per shard; 0: one shard
   };
 
+  // A row that the walk has copied, or passed over, and not settled yet.
+  struct WalkedRow {
+    int64_t row = 0;
+    uint32_t word = 0;
+    float drift = 0.0F;
+    bool taken = false;
+  };
+
   Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
@@ -95,7 +103,10 @@ class Snapshot {
 
   void walk(bool blocking);
   void walk_table(int index, bool blocking);
-  bool walk_row(int index, const TableView& view, int64_t row, StagingPtr* buffer, bool blocking, TrackerDelta* delta);
+  void walk_rows(int index, const TableView& view, int64_t begin, int64_t end, StagingPtr* buffer, bool blocking,
+                 TrackerDelta* delta);
+  static int64_t validate(const TableView& view, const SelectRule& rule, WalkedRow* rows, int64_t n,
+                          StagingBuffer* buffer, TrackerDelta* delta);
   // Called by the staging pool under its lock: takes none.
   bool reader_starves() const { return reader_waits_.load() && num_sealed_.load() == 0; }
   StagingPtr walk_buffer(int index, bool blocking);

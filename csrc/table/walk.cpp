@@ -16,31 +16,36 @@ constexpr int kNice = 5;  // never idle priority: a walk that holds a chunk must
 constexpr int64_t kMaxChunkBytes = int64_t{64} << 20;
 constexpr int64_t kMinChunkRows = 256;
 constexpr int64_t kRowsPerFlush = 1 << 20;
+constexpr int64_t kWalkBlock = 32;  // rows
 
-template <typename Word>
-__attribute__((no_sanitize("thread"), always_inline)) inline int64_t racy_copy_words(const char* from, char* to,
-                                                                                     int64_t at, int64_t bytes) {
-  for (; at + static_cast<int64_t>(sizeof(Word)) <= bytes; at += static_cast<int64_t>(sizeof(Word))) {
-    const Word word = __atomic_load_n(reinterpret_cast<const Word*>(from + at), __ATOMIC_RELAXED);
-    __builtin_memcpy(to + at, &word, sizeof word);
-  }
-  return at;
-}
+typedef uint64_t Words __attribute__((vector_size(16), aligned(2), may_alias));
 
 // Reads memory that the update pass may write at the same time. What is read counts only if the row's word is then
 // found unchanged (a sequence lock's read side), so the race is harmless and kept from ThreadSanitizer.
 __attribute__((no_sanitize("thread"), noinline)) void racy_copy(const void* source, void* target, int64_t bytes) {
   const char* from = static_cast<const char*>(source);
   char* to = static_cast<char*>(target);
-  const uintptr_t address = reinterpret_cast<uintptr_t>(from);
   int64_t at = 0;
-  if (address % 8 == 0) at = racy_copy_words<uint64_t>(from, to, at, bytes);
-  if (address % 4 == 0) at = racy_copy_words<uint32_t>(from, to, at, bytes);
-  racy_copy_words<uint16_t>(from, to, at, bytes);
+  for (; at + 16 <= bytes; at += 16) {
+    *reinterpret_cast<Words*>(to + at) = *reinterpret_cast<const Words*>(from + at);
+  }
+  for (; at < bytes; at += 2) {
+    *reinterpret_cast<uint16_t*>(to + at) =
+        __atomic_load_n(reinterpret_cast<const uint16_t*>(from + at), __ATOMIC_RELAXED);
+  }
 }
 
-// A row that the update pass may write meanwhile, into slot `slot`; not its words.
-void racy_stage(const TableView& view, int64_t row, const StagingView& to, int64_t slot) {
+// The drift that goes with `word`, if that is still the row's.
+float racy_drift(const TableView& view, int64_t row, uint32_t word) {
+  if (!view.track_drift || (word & kVoidDriftBit) != 0) return 0.0F;
+  float drift = 0.0F;
+  racy_copy(drift_cell(view, row), &drift, sizeof drift);
+  return drift;
+}
+
+// A row that the update pass may write meanwhile, into slot `slot`.
+void racy_stage(const TableView& view, const Snapshot::WalkedRow& walked, const StagingView& to, int64_t slot) {
+  const int64_t row = walked.row;
   const int64_t bytes = weight_bytes(view.format);
   racy_copy(weight_bytes_of(view, row), to.weight + slot * bytes, bytes);
   float* state = to.state + slot * view.format.state_size;
@@ -50,14 +55,18 @@ void racy_stage(const TableView& view, int64_t row, const StagingView& to, int64
     state += columns;
   }
   if (view.state_of_row) racy_copy(&meta_of(view, row)->state, state, sizeof(float));
+  if (view.track_drift) to.drift[slot] = walked.drift;
+  to.rows[slot] = row + view.row_offset;
+  to.words[slot] = true_word(view, row, walked.word);
 }
 
-// The drift that goes with `word`, if that is still the row's.
-float racy_drift(const TableView& view, int64_t row, uint32_t word) {
-  if (!view.track_drift || (word & kVoidDriftBit) != 0) return 0.0F;
-  float drift = 0.0F;
-  racy_copy(drift_cell(view, row), &drift, sizeof drift);
-  return drift;
+void move_slot(const RowFormat& format, const StagingView& v, int64_t from, int64_t to) {
+  const int64_t bytes = weight_bytes(format);
+  std::copy_n(v.weight + from * bytes, bytes, v.weight + to * bytes);
+  std::copy_n(v.state + from * format.state_size, format.state_size, v.state + to * format.state_size);
+  if (format.drift) v.drift[to] = v.drift[from];
+  v.rows[to] = v.rows[from];
+  v.words[to] = v.words[from];
 }
 
 }  // namespace
@@ -76,49 +85,69 @@ void Snapshot::walk_table(int index, bool blocking) {
   const TableView view = table.view();
   StagingPtr buffer;
   TrackerDelta delta;
-  for (int64_t row = 0; row < table.num_rows(); ++row) {
-    while (!walk_row(index, view, row, &buffer, blocking, &delta)) {
-    }
-    if ((row + 1) % kRowsPerFlush == 0) {
-      table.add(delta);
-      delta = {};
-    }
+  for (int64_t row = 0; row < table.num_rows(); row += kRowsPerFlush) {
+    walk_rows(index, view, row, std::min(row + kRowsPerFlush, table.num_rows()), &buffer, blocking, &delta);
+    table.add(delta);
+    delta = {};
   }
-  table.add(delta);
   seal(std::move(buffer));
 }
 
-// True once the row is settled, by the walk or by the update pass.
-bool Snapshot::walk_row(int index, const TableView& view, int64_t row, StagingPtr* buffer, bool blocking,
-                        TrackerDelta* delta) {
-  uint32_t* cell = &meta_of(view, row)->word;
-  uint32_t word = load_word(cell);
-  if (is_settled(view, word)) return true;
-  const SelectRule rule = current_rule(tables_[static_cast<size_t>(index)]);
-  const float drift = racy_drift(view, row, word);
-  const bool taken = is_selected(view, rule, row, word, drift);
-  if (taken) {
-    if (*buffer != nullptr && (*buffer)->size() == (*buffer)->capacity()) seal(std::move(*buffer));
-    if (*buffer == nullptr) {
-      *buffer = walk_buffer(index, blocking);
-      return false;  // waiting took time: look at the row anew
+// Settles rows [begin, end) unless the update pass was faster. A block is copied first and then validated row by row: a
+// compare-exchange waits for the stores before it, and so only once a block for those of the copies.
+void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_t end, StagingPtr* buffer,
+                         bool blocking, TrackerDelta* delta) {
+  WalkedRow rows[kWalkBlock];
+  for (int64_t row = begin; row < end;) {
+    const SelectRule rule = current_rule(tables_[static_cast<size_t>(index)]);
+    const int64_t free = *buffer == nullptr ? 0 : (*buffer)->capacity() - (*buffer)->size();
+    bool full = false;
+    int64_t n = 0;
+    int64_t copied = 0;
+    for (; row < end && n < kWalkBlock; ++row) {
+      const uint32_t word = load_word(&meta_of(view, row)->word);
+      if (is_settled(view, word)) continue;
+      const float drift = racy_drift(view, row, word);
+      const bool taken = is_selected(view, rule, row, word, drift);
+      full = taken && copied == free;
+      if (full) break;
+      rows[n++] = {row, word, drift, taken};
+      if (taken) racy_stage(view, rows[n - 1], (*buffer)->view(), (*buffer)->size() + copied++);
     }
-    const StagingView& to = (*buffer)->view();
-    const int64_t slot = (*buffer)->size();
-    racy_stage(view, row, to, slot);
-    if (view.track_drift) to.drift[slot] = drift;
-    to.rows[slot] = row + view.row_offset;
-    to.words[slot] = true_word(view, row, word);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    n = validate(view, rule, rows, n, buffer->get(), delta);
+    for (int64_t i = 0; i < n; ++i) walk_rows(index, view, rows[i].row, rows[i].row + 1, buffer, blocking, delta);
+    if (full) {
+      if (*buffer != nullptr) seal(std::move(*buffer));
+      *buffer = walk_buffer(index, blocking);
+    }
   }
-  __atomic_thread_fence(__ATOMIC_ACQUIRE);
-  const uint32_t next = settled_word(rule, word, taken);
-  if (!__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
-  if (taken) {
-    (*buffer)->set_size((*buffer)->size() + 1);
-    if ((word & ~kParityBit) != 0) account(view, word, next, delta);
-    if (view.track_drift) account_drift(drift, 0.0F, delta);
+}
+
+// Settles rows that were copied behind the end of `buffer` and closes the gaps of those that changed meanwhile; these
+// are left in `rows`, and their number is returned.
+int64_t Snapshot::validate(const TableView& view, const SelectRule& rule, WalkedRow* rows, int64_t n,
+                           StagingBuffer* buffer, TrackerDelta* delta) {
+  int64_t slot = buffer == nullptr ? 0 : buffer->size();
+  int64_t kept = slot;
+  int64_t changed = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    WalkedRow& walked = rows[i];
+    const uint32_t next = settled_word(rule, walked.word, walked.taken);
+    uint32_t word = walked.word;
+    const bool settled = __atomic_compare_exchange_n(&meta_of(view, walked.row)->word, &word, next, false,
+                                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    if (settled && walked.taken) {
+      if (kept != slot) move_slot(buffer->format(), buffer->view(), slot, kept);
+      ++kept;
+      if ((walked.word & ~kParityBit) != 0) account(view, walked.word, next, delta);
+      if (view.track_drift) account_drift(walked.drift, 0.0F, delta);
+    }
+    slot += walked.taken ? 1 : 0;
+    if (!settled) rows[changed++] = walked;
   }
-  return true;
+  if (buffer != nullptr) buffer->set_size(kept);
+  return changed;
 }
 
 // nullptr if the snapshot was given up meanwhile; current_rule then selects nothing.
