@@ -26,7 +26,7 @@ SPOT_CHECKS = 1000
 
 
 class Table:
-    """A table that trains between snapshots, and a step after each `begin`, which no snapshot may hold."""
+    """A table that trains between snapshots."""
 
     def __init__(self, rows: int, *, timed: bool) -> None:
         shape = table_of(rows, timed)
@@ -39,28 +39,25 @@ class Table:
         for _ in range(STEPS):
             self._ours.step(next(self._batches))
 
-    def prepare(self, rule: Rule) -> None:
-        """Note what a snapshot that begins now must hold."""
-        self._next = next(self._batches)
-        self._written = self._next.unique().numpy()
-        self._before = self.engine.weight(0)[self._written].copy()
-        self._tracked = rule.tracker(self.engine)
-
-    def check(self, snapshot: Snapshot, rule: Rule) -> None:
-        """Train a step, then read the snapshot: the rule's rows as they were at `begin`."""
-        self._ours.step(self._next)
-        now = self.engine.weight(0)
+    def check(self, rule: Rule) -> None:
+        """Take a snapshot, train a step and read it: it must hold the rule's rows as they were at `begin`."""
+        ids = next(self._batches)
+        step_rows = ids.unique().numpy()
+        weight = self.engine.weight(0)
+        before, tracked = weight[step_rows].copy(), rule.tracker(self.engine)
+        snapshot = self.engine.begin([rule.select(self.rows)], clears_dirty=rule.clears_dirty)
+        self._ours.step(ids)
         taken = []
         for chunk in snapshot:
             rows = chunk.rows.copy()
-            written = np.isin(rows, self._written)
-            before = self._before[np.searchsorted(self._written, rows[written])]
-            assert np.array_equal(chunk.weight[written], before)
+            written = np.isin(rows, step_rows)
+            places = np.searchsorted(step_rows, rows[written])
+            assert np.array_equal(chunk.weight[written], before[places])
             others = np.flatnonzero(~written)[:SPOT_CHECKS]
-            assert np.array_equal(chunk.weight[others], now[rows[others]])
+            assert np.array_equal(chunk.weight[others], weight[rows[others]])
             taken.append(rows)
             chunk.close()
-        rule.check(self._tracked, np.concatenate(taken))
+        rule.check(tracked, np.concatenate(taken))
         snapshot.commit()
 
 
@@ -77,24 +74,28 @@ def test_snapshot_begin(
 ) -> None:
     size, table = sized
     rule = RULES[name]
+    table.train()
+    table.check(rule)
     snapshots: list[Snapshot] = []
     seconds: list[float] = []
 
     def train() -> tuple[tuple[Any], dict[str, Any]]:
         table.train()
-        table.prepare(rule)
         return (rule.select(table.rows),), {}
 
     def begin(selection: Any) -> None:
         snapshots.append(table.engine.begin([selection], clears_dirty=rule.clears_dirty))
 
     def finish(_: Any) -> None:
-        table.check(snapshots.pop(), rule)
+        snapshot = snapshots.pop()
+        for chunk in snapshot:
+            chunk.close()
+        snapshot.commit()
 
     benchmark.group = f"snapshot begin {size}"
     benchmark.pedantic(timed(begin, seconds), setup=train, teardown=finish, rounds=ROUNDS)
     if benchmark.disabled:  # no teardown then
-        table.check(snapshots.pop(), rule)
+        finish(None)
     else:
         figures.put("snapshot", "begin_ms_by_selection", size, **{name: median(seconds) * 1e3})
         worst = max(figures.get("snapshot", "begin_ms_by_selection", size).values())
