@@ -138,8 +138,8 @@ class Adam(_AdamSettings):
 
     m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g^2;
     w -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
-    `torch.optim.SparseAdam`, or `torch.optim.Adam` where every batch has all rows; FBGEMM's `ADAM`. State:
-    8 * dim bytes a row.
+    `torch.optim.Adam` where every batch has all rows, and FBGEMM's `ADAM`; `torch.optim.SparseAdam` but for
+    its eps, which that adds before the correction of v. State: 8 * dim bytes a row.
 
     Args:
         lr: learning rate, finite and at least 0.

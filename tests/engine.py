@@ -26,6 +26,7 @@ class Engine:
     max_staging_bytes: int = 1 << 26
     pooling: str = "sum"
     spec: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tables = [
@@ -47,6 +48,7 @@ class Engine:
             learning_rate=self.learning_rate,
             seed=self.seed,
             max_staging_bytes=self.max_staging_bytes,
+            **self.settings,
         )
 
     def lookup(

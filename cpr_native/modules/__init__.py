@@ -8,7 +8,15 @@ from cpr_native.modules._threads import share_torch_threads
 from cpr_native.modules.collection import EmbeddingBagCollection
 from cpr_native.modules.embedding import Embedding
 from cpr_native.modules.embedding_bag import EmbeddingBag
+from cpr_native.modules.optimizer import EmbeddingFusedOptimizer
 
 share_torch_threads()
 
-__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EngineModule", "Request"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingFusedOptimizer",
+    "EngineModule",
+    "Request",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,6 +14,7 @@ from cpr_native._native import Collection
 from cpr_native._tensor import describe
 from cpr_native.modules._plan import EnginePlan
 from cpr_native.modules._watch import watch_optimizers
+from cpr_native.modules.optimizer import EmbeddingFusedOptimizer
 
 if TYPE_CHECKING:
     from cpr_native.modules._lookup import Request
@@ -58,7 +59,10 @@ class EngineModule(nn.Module):
         self._engine = engine
         self._addresses = [0] * len(self._plan.tables)
         self._versions = [0] * len(self._plan.tables)
-        self._fused = self._plan.optimizer is not None
+        optimizer = self._plan.optimizer
+        self._optimizer = None if optimizer is None else EmbeddingFusedOptimizer(self, optimizer)
+        self._fused = optimizer is not None
+        self._skipped_before = 0
         self._observer: UpdateObserver | None = None
         # Asks autograd for a backward although no weight wants a gradient; never gets one itself.
         with torch.inference_mode(False):
@@ -108,20 +112,59 @@ class EngineModule(nn.Module):
         self._grad_scale = float(value)
 
     @property
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+        """The optimizer inside backward, shaped as `torch.optim.Optimizer`: for schedulers and `state_dict`.
+
+        Raises:
+            ValueError: the module was built with `optimizer=None`.
+        """
+        if self._optimizer is None:
+            raise ValueError("fused_optimizer: the module has none, it was built with optimizer=None")
+        self._optimizer.follow(self._weights())
+        return self._optimizer
+
+    @property
     def learning_rate(self) -> float:
-        """The fused optimizer's learning rate, from the next backward on; finite and at least 0."""
-        return self._engine.learning_rate
+        """The fused optimizer's `lr`, from the next backward on; 0 without one.
+
+        Finite and at least 0; setting it without a fused optimizer raises ValueError.
+        """
+        return 0.0 if self._optimizer is None else self._optimizer.settings.lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        if not (math.isfinite(value) and value >= 0.0):
-            raise ValueError(f"learning_rate: expected a finite number >= 0, got {value}")
-        self._engine.learning_rate = float(value)
+        try:
+            self.fused_optimizer.assign(lr=float(value))
+        except ValueError as error:
+            raise ValueError(f"learning_rate: {error}") from None
 
     @property
     def skipped_steps(self) -> int:
         """Number of batches skipped because their gradient held inf or NaN."""
-        return self._engine.skipped_steps
+        return self._skipped_before + self._engine.skipped_steps
+
+    def optimizer_scalars(self) -> dict[str, Any]:
+        """All that backward depends on and that is not of one row, as JSON values.
+
+        Hyperparameters in force (`learning_rate`, `weight_decay`, `eps`, `betas`, as the optimizer has them),
+        `step`, `grad_scale` and `skipped_steps`.
+        """
+        scalars = {"step": self._engine.step, "grad_scale": self._grad_scale}
+        scalars["skipped_steps"] = self.skipped_steps
+        return scalars if self._optimizer is None else scalars | self._optimizer.scalars()
+
+    def load_optimizer_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Put back what `optimizer_scalars` returned; what isn't in `scalars` stays as it is.
+
+        Raises:
+            ValueError: a hyperparameter out of its range; nothing is changed then.
+        """
+        if self._optimizer is not None:
+            self._optimizer.load_scalars(scalars)
+        self._engine.step = scalars.get("step", self._engine.step)
+        self._grad_scale = scalars.get("grad_scale", self._grad_scale)
+        if "skipped_steps" in scalars:
+            self._skipped_before = scalars["skipped_steps"] - self._engine.skipped_steps
 
     def observe_updates(self, observer: UpdateObserver | None) -> None:
         """Call `observer` at each lookup that will be updated, and what it returned once that has been done.
@@ -142,6 +185,8 @@ class EngineModule(nn.Module):
 
     def _synced(self) -> list[nn.Parameter]:
         """`sync`, then the parameter of every table."""
+        if self._optimizer is not None:
+            self._optimizer.push()
         weights, addresses, versions = self._weights(), self._addresses, self._versions
         for table, weight in enumerate(weights):
             if weight.data_ptr() != addresses[table]:
@@ -180,6 +225,8 @@ class EngineModule(nn.Module):
             if table not in frozen:
                 torch.autograd.graph.increment_version(weight)
                 self._versions[table] = weight._version
+        if self._optimizer is not None:
+            self._optimizer.updated()
 
     def __getstate__(self) -> dict[str, Any]:
         self.sync()
@@ -187,12 +234,11 @@ class EngineModule(nn.Module):
         state = {
             key: value
             for key, value in self.__dict__.items()
-            if key not in ("_engine", "_token", "_observer")
+            if key not in ("_engine", "_token", "_observer", "_optimizer")
         }
         states = [engine.state(table) for table in tables]
         state["_carried"] = {
-            "step": engine.step,
-            "learning_rate": engine.learning_rate,
+            "scalars": self.optimizer_scalars(),
             "state": [None if values is None else values.copy() for values in states],
             "trackers": [engine.trackers(table) for table in tables],
         }
@@ -202,8 +248,7 @@ class EngineModule(nn.Module):
         carried = state.pop("_carried")
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         self._start(self._plan.build())
-        self._engine.step = carried["step"]
-        self._engine.learning_rate = carried["learning_rate"]
+        self.load_optimizer_scalars(carried["scalars"])
         for table, weight in enumerate(self._weights()):
             rows = np.arange(weight.shape[0], dtype=np.int64)
             values = carried["state"][table]

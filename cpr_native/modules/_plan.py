@@ -53,8 +53,6 @@ class EnginePlan:
             name, scalars = self.optimizer.name, native_scalars(self.optimizer)
         if isinstance(self.optimizer, RowWiseAdagrad | Adagrad):
             scalars["initial_state"] = self.optimizer.initial_accumulator
-        if not scalars.get("weight_decay"):
-            scalars.pop("weight_decay", None)
         specs = [_spec(config, tracked) for config, tracked in zip(self.tables, self.trackers, strict=True)]
         return Collection(
             specs,

@@ -62,7 +62,7 @@ def joined_state(
         width = sum(1 if of_row else dim for _, of_row in parts)
         initial = getattr(settings, "initial_accumulator", 0.0)
         full: FloatArray = np.full((rows, width), initial, dtype=np.float32)
-        return _as_engine(settings, full)
+        return _as_engine(full)
     names = [name for name, _ in parts]
     if sorted(entry) != sorted(names):
         raise ValueError(f"{where}: expected {names} beside step, got {sorted(entry)}")
@@ -75,11 +75,12 @@ def joined_state(
         if tuple(value.shape) != expected:
             raise ValueError(f"{where}: {name}: expected shape {expected}, got {tuple(value.shape)}")
         columns.append(value.detach().to("cpu", torch.float32).numpy().reshape(rows, -1))
-    return _as_engine(settings, np.concatenate(columns, axis=1))
+    return _as_engine(np.concatenate(columns, axis=1))
 
 
-def _as_engine(settings: FusedOptimizer, columns: FloatArray) -> FloatArray:
-    return columns.reshape(-1) if isinstance(settings, RowWiseAdagrad) else columns
+def _as_engine(columns: FloatArray) -> FloatArray:
+    """One value a row has no second dimension in the engine."""
+    return columns.reshape(-1) if columns.shape[1] == 1 else columns
 
 
 def write_state(engine: Collection, table: int, weight: Tensor, state: FloatArray | None) -> None:
