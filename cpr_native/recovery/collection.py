@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cpr_native.modules import EngineModule
-from cpr_native.optim import FusedOptimizer, RowWiseAdagrad
+from cpr_native.optim import Adagrad, RowWiseAdagrad
 from cpr_native.policy import Policy, Ssu, prioritised_tables
 from cpr_native.store import CollectionSchema, Placement, TableSchema
 
@@ -45,11 +45,11 @@ class TrainedCollection:
                 )
             )
         optimizer, initial_state = settings.optimizer, 0.0
-        if isinstance(optimizer, RowWiseAdagrad):
+        if isinstance(optimizer, RowWiseAdagrad | Adagrad):
             initial_state = optimizer.initial_accumulator
         self.schema = CollectionSchema(
             tables=tuple(tables),
-            optimizer=_name_of(optimizer),
+            optimizer="none" if optimizer is None else optimizer.name,
             seed=settings.seed,
             initial_state=initial_state,
         )
@@ -78,9 +78,3 @@ class TrainedCollection:
                         f"table {self.schema.tables[index].name!r}: Ssu(fraction={policy.fraction}) needs "
                         f"Trackers(ssu=True, ssu_fraction={policy.fraction}), got {trackers}"
                     )
-
-
-def _name_of(optimizer: FusedOptimizer | None) -> str:
-    if optimizer is None:
-        return "none"
-    return "row_wise_adagrad" if isinstance(optimizer, RowWiseAdagrad) else "sgd"

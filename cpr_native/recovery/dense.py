@@ -11,17 +11,19 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from cpr_native.modules import EmbeddingFusedOptimizer
+
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A loader whose data position can be saved, as torchdata's StatefulDataLoader."""
+    """What can be saved: a loader with its data position, a learning-rate scheduler, a GradScaler, ..."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batch handed out last."""
+        """Return the state as of now (of a loader: after the batch handed out last)."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a position of `state_dict`."""
+        """Go back to a state of `state_dict`."""
         ...
 
 
@@ -54,7 +56,9 @@ class DenseState:
     """Captures and restores the dense side of a job.
 
     `model`: its parameters and buffers except `table_keys` (keys of `model.state_dict()` that the engine
-    owns); `optimizer`: of the dense parameters, or None; `loader`: gives the data position, or None.
+    owns); `optimizer`: of the dense parameters, or None; `loader`: gives the data position, or None;
+    `app_state`: whatever else has state, by name. Raises TypeError for an `app_state` that isn't that,
+    ValueError for a fused optimizer of tables among them: it is saved with the rows.
     """
 
     def __init__(
@@ -64,18 +68,22 @@ class DenseState:
         *,
         optimizer: torch.optim.Optimizer | None,
         loader: Stateful | None,
+        app_state: Mapping[str, Stateful] | None = None,
     ) -> None:
+        check_optimizer(optimizer)
+        check_app_state(app_state or {})
         self._model = model
         self._table_keys = frozenset(table_keys)
         self.optimizer = optimizer
         self.loader = loader
+        self.app_state = dict(app_state or {})
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         state = self._model.state_dict()
         return {key: value.detach() for key, value in state.items() if key not in self._table_keys}
 
     def capture(self) -> dict[str, Any]:
-        """Return a copy of everything as of now; nothing in it aliases model, optimizer or loader."""
+        """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others."""
         position = None if self.loader is None else self.loader.state_dict()
         return copy.deepcopy(
             {
@@ -83,6 +91,8 @@ class DenseState:
                 "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
                 "optimizer_class": _class_of(self.optimizer),
                 "position": position,
+                "app_state": {name: member.state_dict() for name, member in self.app_state.items()},
+                "app_state_classes": {name: _class_of(member) for name, member in self.app_state.items()},
                 "rng": rng_state(),
             }
         )
@@ -90,11 +100,22 @@ class DenseState:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything back, parameters in place.
 
-        Raises what `check` raises, or the loader for a position that it cannot take, with nothing changed.
+        Raises what `check` raises, or the loader or a member of `app_state` for a state that it cannot take,
+        with nothing changed.
         """
         self.check(state)
-        if self.loader is not None:
-            self.loader.load_state_dict(state["position"])
+        loaded: list[tuple[Stateful, dict[str, Any]]] = []
+        try:
+            for name, member in self.app_state.items():
+                before = copy.deepcopy(member.state_dict())
+                member.load_state_dict(copy.deepcopy(state["app_state"][name]))
+                loaded.append((member, before))
+            if self.loader is not None:
+                self.loader.load_state_dict(state["position"])
+        except BaseException:
+            for member, before in loaded:
+                member.load_state_dict(before)
+            raise
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
@@ -103,7 +124,7 @@ class DenseState:
         set_rng_state(state["rng"])
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless `state` has the same parameters, and optimizer and position as here."""
+        """Raise ValueError unless `state` has parameters, optimizer, position and app_state as here."""
         here, there = self._parameters(), state["model"]
         if here.keys() != there.keys():
             raise ValueError(
@@ -124,6 +145,19 @@ class DenseState:
                 raise ValueError(f"the {has} has a dense {name} but the {lacks} has none")
         if self.optimizer is not None:
             self._check_optimizer(self.optimizer, state)
+        self._check_app_state(state)
+
+    def _check_app_state(self, state: Mapping[str, Any]) -> None:
+        saved, classes = state.get("app_state", {}), state.get("app_state_classes", {})
+        if saved.keys() != self.app_state.keys():
+            raise ValueError(
+                f"app_state: the manager has {sorted(self.app_state)}, the checkpoint {sorted(saved)}"
+            )
+        for name, member in self.app_state.items():
+            if classes[name] != _class_of(member):
+                raise ValueError(
+                    f"app_state[{name!r}] is a {_class_of(member)} here, a {classes[name]} in the checkpoint"
+                )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         got, expected = state["optimizer_class"], _class_of(optimizer)
@@ -139,8 +173,25 @@ class DenseState:
             )
 
 
-def _class_of(optimizer: torch.optim.Optimizer | None) -> str | None:
-    return None if optimizer is None else f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+def check_optimizer(optimizer: object) -> None:
+    """Raise ValueError for the fused optimizer of a module, which is saved with the rows."""
+    if isinstance(optimizer, EmbeddingFusedOptimizer):
+        raise ValueError("the tables' fused optimizer is saved with the rows: leave it out")
+
+
+def check_app_state(app_state: Mapping[str, Any]) -> None:
+    """Raise TypeError for a member without the methods of `Stateful`, ValueError for a fused optimizer."""
+    for name, member in app_state.items():
+        if not isinstance(name, str) or not isinstance(member, Stateful):
+            raise TypeError(
+                "app_state: expected names and objects with state_dict() and load_state_dict(), got "
+                f"{name!r}: {type(member).__name__}"
+            )
+        check_optimizer(member)
+
+
+def _class_of(member: object) -> str | None:
+    return None if member is None else f"{type(member).__module__}.{type(member).__qualname__}"
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
@@ -152,8 +203,8 @@ def encode(state: Mapping[str, Any]) -> bytes:
         decode(data)
     except Exception as error:
         raise TypeError(
-            "dense state (optimizer or loader state_dict) holds objects that torch.load(weights_only=True) "
-            f"refuses; use plain values and tensors: {error}"
+            "dense state (state_dict of optimizer, loader or app_state) holds objects that "
+            f"torch.load(weights_only=True) refuses; use plain values and tensors: {error}"
         ) from error
     return data
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from time import perf_counter
 from typing import Any
@@ -17,13 +17,14 @@ from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
+from cpr_native.recovery.members import DenseMembers
 from cpr_native.recovery.report import RecoveryReport, SaveReport
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Restored, Shard, make_shards
 from cpr_native.store import CheckpointStore, Placement, RestorePoint
 
 
-class RecoveryManager:
+class RecoveryManager(DenseMembers):
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
     `model`: holds exactly one module with an `engine` (EmbeddingBagCollection, EmbeddingBag or Embedding);
@@ -31,9 +32,11 @@ class RecoveryManager:
     the planner needs (`job.shards` is the number of shards); `total_samples`: samples of the whole job;
     `samples_per_hour`: None for total_samples / job.total_hours; `dense_optimizer`: of the dense
     parameters; `loader`: anything with `state_dict()` and `load_state_dict()`, its data position is a part
-    of each save (`fit` sets it); `background`: False writes each save before `step()` returns; `keep`: exact
-    points that retention leaves on disk after each base (None: all). Cuts are step numbers: no clock decides
-    anything.
+    of each save (`fit` sets it); `app_state`: anything else that has them, by name (learning-rate schedulers,
+    a `torch.amp.GradScaler`), a part of each save too; `background`: False writes each save before `step()`
+    returns; `keep`: exact points that retention leaves on disk after each base (None: all). Cuts are step
+    numbers: no clock decides anything. The tables' fused optimizer is saved with the rows, all its
+    scalars too (learning rate, steps, `grad_scale`, ...); full recovery puts them back, partial leaves them.
 
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
@@ -55,6 +58,7 @@ class RecoveryManager:
         samples_per_hour: float | None = None,
         dense_optimizer: torch.optim.Optimizer | None = None,
         loader: Stateful | None = None,
+        app_state: Mapping[str, Stateful] | None = None,
         background: bool = True,
         keep: int | None = None,
     ) -> None:
@@ -72,7 +76,9 @@ class RecoveryManager:
         self.shards: tuple[Shard, ...] = make_shards(
             self._tables.engine, store, self._tables.schema, self._placement
         )
-        self._dense = DenseState(model, self._tables.keys, optimizer=dense_optimizer, loader=loader)
+        self._dense = DenseState(
+            model, self._tables.keys, optimizer=dense_optimizer, loader=loader, app_state=app_state
+        )
         ledger = LookupLedger(job.shards)
         counted = ledger if self.policy.recovery == "partial" else None
         self._saves = Saves(
@@ -89,28 +95,6 @@ class RecoveryManager:
     def running(self) -> bool:
         """Whether it has started or resumed and is not closed."""
         return self._saves.writer is not None
-
-    @property
-    def loader(self) -> Stateful | None:
-        """The loader whose data position is saved; may be set until it starts."""
-        return self._dense.loader
-
-    @loader.setter
-    def loader(self, loader: Stateful) -> None:
-        if self.running and loader is not self._dense.loader:
-            raise ValueError("the loader of a started manager cannot be replaced")
-        self._dense.loader = loader
-
-    @property
-    def dense_optimizer(self) -> torch.optim.Optimizer | None:
-        """The dense parameters' optimizer, whose state is saved; may be set until it starts."""
-        return self._dense.optimizer
-
-    @dense_optimizer.setter
-    def dense_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.running and optimizer is not self._dense.optimizer:
-            raise ValueError("the dense optimizer of a started manager cannot be replaced")
-        self._dense.optimizer = optimizer
 
     @property
     def pls(self) -> float:

@@ -80,8 +80,7 @@ def restore_point(
             shards[number].discard()
         ranges = [row_range for shard in shards for row_range in shard.ranges]
         restored = restore_rows(tables.engine, ranges, plan, dirty="priority" if restart else "clear")
-        tables.engine.learning_rate = point.engine["learning_rate"]
-        tables.engine.step = point.engine["step"]
+        tables.module.load_optimizer_scalars(point.engine)
     return replace(restored, skipped=point.skipped)
 
 

@@ -121,8 +121,8 @@ class Saves:
             kind = "base"
         started = perf_counter()
         selections = self._policy.selections(self._engine.tables, kind)
-        engine = {"learning_rate": self._engine.learning_rate, "step": self._engine.step}
-        save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=engine)
+        scalars = self._tables.module.optimizer_scalars()
+        save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:
             self._tables.module.sync()
             dense = self._dense.capture()
