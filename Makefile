@@ -8,6 +8,9 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 LINT_TOOLS := ruff mypy clang-format
+# Without their dependencies: torch is there, as pinned, and torchrec would bring FBGEMM for CUDA. What else they need is in the
+# extra `test`.
+YARDSTICKS := fbgemm-gpu-cpu torchrec
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Directories are listed too, so that a deleted file also makes the installed package out of date.
 SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
@@ -43,10 +46,10 @@ types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native m
 	$(BIN)/mypy
 	$(BIN)/stubtest cpr_native._native --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
 
-bench: $(VENV)/bench.stamp  ## the benchmarks, timed
+bench: $(VENV)/test.stamp  ## the benchmarks, timed
 	$(BIN)/pytest bench --benchmark-only $(ARGS)
 
-bench-check: $(VENV)/bench.stamp  ## the benchmarks once, with timing off: only their answers are checked
+bench-check: $(VENV)/test.stamp  ## the benchmarks once, with timing off: only their answers are checked
 	$(BIN)/pytest bench --benchmark-disable $(ARGS)
 
 # The engine's tests with a sanitized module; gcc's run-time library is loaded before Python. Forks of a process with threads
@@ -74,6 +77,7 @@ develop: $(BIN)/python  ## install in place (editable), with every tool; rebuild
 	rm -f $(VENV)/*.stamp
 	$(INSTALL) pybind11 scikit-build-core cmake ninja
 	$(INSTALL) --no-build-isolation -v -e ".[demo,test]" $(LINT_TOOLS) pre-commit
+	$(INSTALL) --no-deps $(YARDSTICKS)
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build results.json report.html demo-checkpoints .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -88,13 +92,9 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 # The tools of an extra, for the package that is installed: "." would build it again.
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(INSTALL) -q "cpr-native[test]"
+	$(INSTALL) -q --no-deps $(YARDSTICKS)
 	@touch $@
 
 $(VENV)/lint.stamp: constraints.txt | $(BIN)/python
 	$(INSTALL) -q $(LINT_TOOLS)
-	@touch $@
-
-# Without its dependencies: numpy and torch are there, as pinned.
-$(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(INSTALL) -q --no-deps fbgemm-gpu-cpu
 	@touch $@
