@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from cpr_native import SGD, EmbeddingBagConfig, PoolingType, RowWiseAdagrad, Trackers
+from cpr_native import (
+    SGD,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    RowWiseAdagrad,
+    Trackers,
+)
 
 
 def config(**changes: Any) -> EmbeddingBagConfig:
@@ -27,7 +35,43 @@ def test_defaults_are_torchrecs() -> None:
     assert users.init_range == (-math.sqrt(1 / 100), math.sqrt(1 / 100))
     assert users.feature_names == ("a", "b")
     assert users.num_features == 2
+    assert users.data_type is DataType.FP32
     assert config(weight_init_min=-2.0).init_range == (-2.0, 0.1)
+
+
+def test_embedding_config_has_no_pooling() -> None:
+    users = EmbeddingConfig(name="users", num_embeddings=100, embedding_dim=4, feature_names=["a"])
+    assert users.pooling is PoolingType.NONE
+    assert users.init_range == config().init_range
+    with pytest.raises(ValueError, match=r"'users': pooling: NONE"):
+        config(pooling=PoolingType.NONE)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dtype"),
+    [("FP32", "float32"), ("FP16", "float16"), ("BF16", "bfloat16"), ("FP64", "float64")],
+)
+def test_data_types_name_torchs_dtypes(data_type: str, dtype: str) -> None:
+    assert DataType(data_type).dtype == dtype
+    assert config(data_type=DataType[data_type]).data_type.dtype == dtype
+
+
+def test_names_and_values_are_torchrecs() -> None:
+    from torchrec.modules import embedding_configs
+
+    for ours, theirs in (
+        (PoolingType, embedding_configs.PoolingType),
+        (DataType, embedding_configs.DataType),
+    ):
+        common = {kind.name for kind in ours} & {kind.name for kind in theirs}
+        assert all(ours[name].value == theirs[name].value for name in common)
+        assert {kind.name for kind in ours} - common <= {"MAX", "FP64"}
+
+
+@pytest.mark.parametrize("changes", [{"data_type": "FP16"}, {"pooling": "SUM"}])
+def test_setting_of_another_type(changes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"'users': {next(iter(changes))}"):
+        config(**changes)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +80,7 @@ def test_defaults_are_torchrecs() -> None:
         ({"name": ""}, "table name"),
         ({"name": "a.b"}, "table name"),
         ({"num_embeddings": 0}, "num_embeddings"),
-        ({"num_embeddings": 2**32 + 1}, "num_embeddings"),
+        ({"num_embeddings": 2**32}, "num_embeddings"),
         ({"embedding_dim": 0}, "embedding_dim"),
         ({"feature_names": []}, "at least one feature"),
         ({"feature_names": ["a", "a"]}, "named twice"),
