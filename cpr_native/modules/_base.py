@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.modules import _compile
+from cpr_native.modules._carry import Carried, put, take
+from cpr_native.modules._memory import as_tensor, compute_dtype, data_type_of, torch_dtype, weight_memory
 from cpr_native.modules._plan import EnginePlan
-from cpr_native.modules._watch import watch_optimizers
+from cpr_native.modules._watch import mark_updates, watch_optimizers
 from cpr_native.modules.optimizer import EmbeddingFusedOptimizer
 
 if TYPE_CHECKING:
-    from cpr_native.modules._lookup import Request
+    from cpr_native.modules._call import Request
 
     UpdateObserver = Callable[[Request, Sequence[int]], Callable[[], None]]
 
@@ -42,7 +45,9 @@ class EngineModule(nn.Module):
     - keep the module out of activation checkpointing: the recomputation would read updated rows;
     - under `torch.distributed` with more than one rank the first backward raises unless `rank_local=True`.
 
-    `torch.compile` breaks its graph here: the lookup always runs eagerly.
+    `torch.compile(fullgraph=True)` has the lookup and the update in its graph. Differences there: every
+    backward through a lookup steps, whatever inputs it was asked for, and reads of a fused table's parameter
+    in the same graph aren't ordered with its updates. `torch.jit` is refused.
     """
 
     rank_local: bool
@@ -56,7 +61,7 @@ class EngineModule(nn.Module):
         self._start(plan.build())
 
     def _start(self, engine: Collection) -> None:
-        self._engine = engine
+        self._use(engine)
         self._addresses = [0] * len(self._plan.tables)
         self._versions = [0] * len(self._plan.tables)
         optimizer = self._plan.optimizer
@@ -66,14 +71,20 @@ class EngineModule(nn.Module):
         self._observer: UpdateObserver | None = None
         # Asks autograd for a backward although no weight wants a gradient; never gets one itself.
         with torch.inference_mode(False):
-            self._token = torch.zeros((), device="cpu", requires_grad=True)
+            self._hook = torch.zeros((), device="cpu", requires_grad=True)
+        self._token = _compile.new_token(self)
         if not self._fused:
-            watch_optimizers(self)
+            watch_optimizers(self, _numbered_weights, mark_updates)
+
+    def _use(self, engine: Collection) -> None:
+        self._engine = engine
+        self._output_dim = engine.output_dim
+        self._compute_dtype = compute_dtype(torch_dtype(self._plan.tables[0].data_type))
 
     def _table_view(self, table: int) -> Tensor:
-        """The engine's memory of a table as a tensor [num_embeddings, embedding_dim], float32, aliased."""
+        """The engine's memory of a table: a tensor [num_embeddings, embedding_dim] of its dtype, aliased."""
         with torch.inference_mode(False):
-            return torch.from_numpy(self._engine.weight(table))
+            return as_tensor(self._engine.weight(table), self._plan.tables[table].data_type)
 
     def _adopt(self) -> None:
         """Take the parameters as they are now for the engine's own memory, unchanged."""
@@ -175,10 +186,12 @@ class EngineModule(nn.Module):
         self._observer = observer
 
     def sync(self) -> None:
-        """Bind parameters that moved and mark tables that somebody wrote to; cheap when nothing happened.
+        """Bind parameters that moved, mark tables that somebody wrote to, put hyperparameters in force.
+
+        Cheap when nothing happened.
 
         Raises:
-            TypeError: a weight isn't float32 any more.
+            TypeError: a weight has a dtype that the engine has no tables of.
             ValueError: a weight left the CPU, isn't contiguous or changed its shape.
         """
         self._synced()
@@ -198,19 +211,40 @@ class EngineModule(nn.Module):
 
     def _bind(self, table: int, weight: Tensor) -> None:
         config = self._plan.tables[table]
-        where = f"table {config.name!r}: weight"
-        expected = (config.num_embeddings, config.embedding_dim)
-        if weight.dtype != torch.float32:
-            raise TypeError(f"{where}: expected float32, got {str(weight.dtype).removeprefix('torch.')}")
-        if tuple(weight.shape) != expected:
-            raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
-        try:
-            reference = describe(weight)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        reference = weight_memory(config, weight, fused=self._fused)
+        if weight.dtype != torch_dtype(config.data_type):
+            self._rebuild()
+            return
         self._engine.bind_weight(table, reference, weight.detach())
         self._engine.mark_dirty(table)
         self._addresses[table], self._versions[table] = weight.data_ptr(), weight._version
+
+    def _rebuild(self) -> None:
+        """Make an engine for the weights' dtypes; state, trackers and scalars stay, all rows become dirty."""
+        if self._observer is not None:
+            raise RuntimeError(
+                "the weights' dtype changed under a RecoveryManager: change it before the manager is made"
+            )
+        weights, pairs = self._weights(), list(zip(self._plan.tables, self._weights(), strict=True))
+        memory = [weight_memory(config, weight, fused=self._fused) for config, weight in pairs]
+        tables = [replace(config, data_type=data_type_of("weight", weight.dtype)) for config, weight in pairs]
+        carried, scalars = self._carried(), self.optimizer_scalars()
+        plan = replace(self._plan, tables=tuple(tables))
+        engine = plan.build()
+        for table, (weight, reference) in enumerate(zip(weights, memory, strict=True)):
+            engine.bind_weight(table, reference, weight.detach())
+            put(engine, table, weight, carried[table])
+            engine.mark_dirty(table)
+        self._plan = plan
+        self._use(engine)
+        if self._optimizer is not None:
+            self._optimizer.rebind(engine)
+        self.load_optimizer_scalars(scalars)
+        self._adopt()
+
+    def _carried(self) -> list[Carried]:
+        trackers = enumerate(self._plan.trackers)
+        return [take(self._engine, table, drift=tracked.drift) for table, tracked in trackers]
 
     def _mark(self, table: int, rows: Tensor | Sequence[int] | None) -> None:
         if rows is None:
@@ -230,37 +264,35 @@ class EngineModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self.sync()
-        engine, tables = self._engine, range(len(self._plan.tables))
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in ("_engine", "_token", "_observer", "_optimizer")
-        }
-        states = [engine.state(table) for table in tables]
-        state["_carried"] = {
-            "scalars": self.optimizer_scalars(),
-            "state": [None if values is None else values.copy() for values in states],
-            "trackers": [engine.trackers(table) for table in tables],
-        }
-        return state
+        left_out = ("_engine", "_hook", "_token", "_observer", "_optimizer")
+        state = {key: value for key, value in self.__dict__.items() if key not in left_out}
+        return {**state, "_copied": (self.optimizer_scalars(), self._carried())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        carried = state.pop("_carried")
+        scalars, carried = state.pop("_copied")
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         self._start(self._plan.build())
-        self.load_optimizer_scalars(carried["scalars"])
+        self.load_optimizer_scalars(scalars)
         for table, weight in enumerate(self._weights()):
-            rows = np.arange(weight.shape[0], dtype=np.int64)
-            values = carried["state"][table]
-            self._engine.load_rows(
-                table, describe(rows), describe(weight), None if values is None else describe(values)
-            )
-            self._engine.set_trackers(table, describe(carried["trackers"][table]))
-            weight.data = self._table_view(table)
+            rows = self._table_view(table)
+            rows.copy_(weight.detach())
+            weight.data = rows
+            put(self._engine, table, rows, carried[table])
         self._adopt()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise RuntimeError("torch.jit.script: the engine's modules can't be scripted, use torch.compile")
+
+    def _slow_forward(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        # nn.Module calls it instead of `forward` while torch.jit traces.
+        raise RuntimeError("torch.jit.trace: the engine's modules can't be traced, use torch.compile")
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a shallow copy would share the tables between two engines: use copy.deepcopy")
+
+
+def _numbered_weights(module: EngineModule) -> list[tuple[int, Tensor]]:
+    return list(enumerate(module._weights()))
 
 
 def _after_load(module: nn.Module, _incompatible: object) -> None:

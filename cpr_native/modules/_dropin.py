@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cpr_native._tensor import describe
-from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
+from cpr_native.config import DataType, EmbeddingBagConfig, PoolingType, Trackers
 from cpr_native.modules._base import EngineModule
-from cpr_native.modules._inputs import check_placement
+from cpr_native.modules._call import Request
+from cpr_native.modules._inputs import check_device
+from cpr_native.modules._lookup import look_up, renormalise
+from cpr_native.modules._memory import data_type_of
 from cpr_native.modules._plan import EnginePlan
 from cpr_native.optim import FusedOptimizer
 
@@ -26,6 +29,9 @@ class DropIn(EngineModule):
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
+    max_norm: float | None
+    norm_type: float
+    sparse: bool
     weight: nn.Parameter
 
     def _build(
@@ -36,26 +42,35 @@ class DropIn(EngineModule):
         *,
         pooling: PoolingType,
         padding_idx: int | None,
+        scale_grad_by_freq: bool,
         device: torch.device | str | int | None,
         dtype: torch.dtype | None,
         optimizer: FusedOptimizer | None,
         trackers: Trackers | None,
         rank_local: bool,
     ) -> None:
+        fused = optimizer is not None
         if given is None:
-            check_placement(device, dtype)
+            check_device(device)
+            kind = data_type_of("dtype", torch.get_default_dtype() if dtype is None else dtype, fused=fused)
         else:
-            _check_given(given, rows, dim)
+            kind = _check_given(given, rows, dim, fused=fused)
         config = EmbeddingBagConfig(
             name="weight",
             num_embeddings=rows,
             embedding_dim=dim,
             feature_names=("input",),
+            data_type=kind,
             pooling=pooling,
             weight_init_min=-_RESET_BOUND,
             weight_init_max=_RESET_BOUND,
         )
-        plan = EnginePlan(tables=(config,), trackers=(trackers or Trackers(),), optimizer=optimizer)
+        plan = EnginePlan(
+            tables=(config,),
+            trackers=(trackers or Trackers(),),
+            optimizer=optimizer,
+            scale_grad_by_freq=scale_grad_by_freq,
+        )
         EngineModule.__init__(self, plan, rank_local=rank_local)
         self.num_embeddings, self.embedding_dim, self.padding_idx = rows, dim, padding_idx
         if given is not None:
@@ -64,6 +79,17 @@ class DropIn(EngineModule):
             self.weight = nn.Parameter(self._table_view(0))
             self.reset_parameters()
         self.sync()
+
+    def _pooled(self, request: Request, per_sample_weights: Tensor | None = None) -> Tensor:
+        """The request's bags in the weight's dtype, after `max_norm`."""
+        dtype = cast(nn.Parameter, self._parameters["weight"]).dtype
+        if self.max_norm is not None:
+            renormalise(self, request, self.max_norm, self.norm_type)
+        if dtype in (torch.float32, torch.float64):
+            return look_up(self, request, per_sample_weights, sparse=self.sparse)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.float()
+        return look_up(self, request, per_sample_weights, sparse=self.sparse).to(dtype)
 
     def _weights(self) -> list[nn.Parameter]:
         return [cast(nn.Parameter, self._parameters["weight"])]
@@ -84,9 +110,8 @@ class DropIn(EngineModule):
         self._mark(0, rows)
 
 
-def _check_given(weight: Tensor, rows: int, dim: int) -> None:
+def _check_given(weight: Tensor, rows: int, dim: int, *, fused: bool) -> DataType:
     if tuple(weight.shape) != (rows, dim):
         raise ValueError(f"_weight: expected shape ({rows}, {dim}), got {tuple(weight.shape)}")
-    if weight.dtype != torch.float32:
-        raise TypeError(f"_weight: expected float32, got {str(weight.dtype).removeprefix('torch.')}")
     describe(weight)
+    return data_type_of("_weight", weight.dtype, fused=fused)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,34 +20,44 @@ def check_ids(name: str, ids: Tensor) -> None:
         raise ValueError(f"{name}: expected a tensor in CPU memory, got one on device {ids.device}")
 
 
-def check_per_sample_weights(weights: Tensor, ids: Tensor, *, mean: bool) -> None:
-    """Raise unless `weights` is float32, of the shape of `ids`, on the CPU, and nothing is pooled by mean."""
-    if not isinstance(weights, Tensor) or weights.dtype != torch.float32:
-        got = getattr(weights, "dtype", type(weights).__name__)
-        raise TypeError(f"per_sample_weights: expected a float32 tensor, got {got}")
+def check_per_sample_weights(weights: Tensor, ids: Tensor, *, pooling: str, dtype: torch.dtype) -> None:
+    """Raise unless `weights` is of `dtype` and the shape of `ids`, on the CPU, and `pooling` is "sum"."""
+    if not isinstance(weights, Tensor) or weights.dtype != dtype:
+        got = _name(getattr(weights, "dtype", type(weights).__name__))
+        raise TypeError(f"per_sample_weights: expected a {_name(dtype)} tensor, got {got}")
     if weights.shape != ids.shape:
         raise ValueError(
             f"per_sample_weights: expected the ids' shape, {tuple(ids.shape)}, got {tuple(weights.shape)}"
         )
     if not weights.is_cpu:
         raise ValueError(f"per_sample_weights: expected CPU memory, got device {weights.device}")
-    if mean:
-        raise ValueError("per_sample_weights: supported with sum pooling only, got mean")
+    if pooling != "sum":
+        raise ValueError(f"per_sample_weights: supported with sum pooling only, got {pooling}")
 
 
-def check_unsupported(*, max_norm: float | None, scale_grad_by_freq: bool) -> None:
-    """Raise ValueError for options of torch's modules that the engine doesn't have yet."""
-    if max_norm is not None:
-        raise ValueError(f"max_norm: not supported yet, expected None, got {max_norm}")
-    if scale_grad_by_freq:
-        raise ValueError("scale_grad_by_freq: not supported yet, expected False, got True")
+def _name(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def check_placement(device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
-    """Raise unless a new weight would be float32 in CPU memory."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if dtype != torch.float32:
-        raise TypeError(f"dtype: expected float32, got {str(dtype).removeprefix('torch.')}")
+def check_options(
+    *, sparse: bool, scale_grad_by_freq: bool, max_norm: float | None, norm_type: float, mode: str = "sum"
+) -> None:
+    """Raise ValueError for options of torch's modules that don't go together or are out of their range."""
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError(f"mode: expected 'sum', 'mean' or 'max', got {mode!r}")
+    if sparse and mode == "max":
+        raise ValueError("sparse: not supported with mode='max', expected False, got True")
+    if scale_grad_by_freq and (sparse or mode == "max"):
+        other = "sparse=True" if sparse else "mode='max'"
+        raise ValueError(f"scale_grad_by_freq: not supported with {other}, expected False, got True")
+    if max_norm is not None and not (math.isfinite(max_norm) and max_norm >= 0.0):
+        raise ValueError(f"max_norm: expected None or a finite number >= 0, got {max_norm}")
+    if not norm_type > 0.0:
+        raise ValueError(f"norm_type: expected a number > 0, got {norm_type}")
+
+
+def check_device(device: torch.device | str | int | None) -> None:
+    """Raise ValueError unless a new weight would lie in CPU memory."""
     place = torch.get_default_device() if device is None else torch.device(device)
     if place.type != "cpu":
         raise ValueError(f"device: expected cpu, got {place}")

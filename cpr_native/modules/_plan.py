@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from cpr_native._native import Collection, TableSpec
-from cpr_native.config import EmbeddingBagConfig, Trackers
+from cpr_native.config import EmbeddingBagConfig, EmbeddingConfig, Trackers
 from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam, RowWiseAdagrad
 
 DEFAULT_STAGING_BYTES = 256 * 2**20
@@ -30,13 +30,19 @@ def native_scalars(optimizer: FusedOptimizer) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """Tables, trackers (one per table), optimizer and sizes of one engine; None is torch's own optimizer."""
+    """Tables, trackers (one per table), optimizer and sizes of one engine; None is torch's own optimizer.
 
-    tables: tuple[EmbeddingBagConfig, ...]
+    `external`: the weights are the caller's memory. `scale_grad_by_freq`: a row's gradient is divided by how
+    often the batch names it, as in torch.
+    """
+
+    tables: tuple[EmbeddingBagConfig | EmbeddingConfig, ...]
     trackers: tuple[Trackers, ...]
     optimizer: FusedOptimizer | None
     seed: int = 0
     max_staging_bytes: int = DEFAULT_STAGING_BYTES
+    external: bool = False
+    scale_grad_by_freq: bool = False
 
     def __post_init__(self) -> None:
         _check_optimizer(self.optimizer)
@@ -53,7 +59,9 @@ class EnginePlan:
             name, scalars = self.optimizer.name, native_scalars(self.optimizer)
         if isinstance(self.optimizer, RowWiseAdagrad | Adagrad):
             scalars["initial_state"] = self.optimizer.initial_accumulator
-        specs = [_spec(config, tracked) for config, tracked in zip(self.tables, self.trackers, strict=True)]
+        specs = [
+            self._spec(config, tracked) for config, tracked in zip(self.tables, self.trackers, strict=True)
+        ]
         return Collection(
             specs,
             self.features,
@@ -63,19 +71,22 @@ class EnginePlan:
             max_staging_bytes=self.max_staging_bytes,
         )
 
-
-def _spec(config: EmbeddingBagConfig, trackers: Trackers) -> TableSpec:
-    low, high = config.init_range
-    return TableSpec(
-        name=config.name,
-        num_embeddings=config.num_embeddings,
-        embedding_dim=config.embedding_dim,
-        pooling=config.pooling.value.lower(),
-        init_min=low,
-        init_max=high,
-        dirty=trackers.dirty,
-        mfu=trackers.mfu,
-        ssu=trackers.ssu,
-        ssu_fraction=trackers.ssu_fraction,
-        ssu_period=trackers.ssu_period,
-    )
+    def _spec(self, config: EmbeddingBagConfig | EmbeddingConfig, trackers: Trackers) -> TableSpec:
+        low, high = config.init_range
+        return TableSpec(
+            name=config.name,
+            num_embeddings=config.num_embeddings,
+            embedding_dim=config.embedding_dim,
+            pooling=config.pooling.value.lower(),
+            init_min=low,
+            init_max=high,
+            dirty=trackers.dirty,
+            mfu=trackers.mfu,
+            ssu=trackers.ssu,
+            drift=trackers.drift,
+            ssu_fraction=trackers.ssu_fraction,
+            ssu_period=trackers.ssu_period,
+            dtype=config.data_type.dtype,
+            external=self.external,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cpr_native.config import PoolingType, Trackers
+from cpr_native.modules._call import Request
 from cpr_native.modules._dropin import DropIn
-from cpr_native.modules._inputs import check_ids, check_rows, check_unsupported, wrap_padding_idx
-from cpr_native.modules._lookup import Request, look_up, run_eagerly
+from cpr_native.modules._inputs import check_ids, check_options, wrap_padding_idx
 from cpr_native.modules.embedding_bag import _matrix_shape
 from cpr_native.optim import FusedOptimizer
 
@@ -21,22 +21,25 @@ if TYPE_CHECKING:
 class Embedding(DropIn, nn.Embedding):
     """`torch.nn.Embedding` with tracked rows and, on request, the optimizer inside backward.
 
-    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's. Not supported
-    yet, and refused at construction: `max_norm`, `scale_grad_by_freq`, weights that aren't float32 on the
-        CPU.
+    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; the weight
+    lies in CPU memory.
 
     Args:
-        _weight: [num_embeddings, embedding_dim], float32, CPU, contiguous: becomes the parameter, not copied.
+        max_norm: forward scales the looked-up rows down to this norm, in `eval()` and under `no_grad` too;
+            they become dirty.
+        _weight: [num_embeddings, embedding_dim], CPU, contiguous: becomes the parameter, not copied.
         _freeze: the weight doesn't require a gradient.
-        optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
+        dtype: float32, float16, bfloat16 or, with `optimizer=None`, float64.
+        optimizer: one of `cpr_native.optim`, applied inside backward (`EngineModule` has the semantics), or
             None: backward gives `weight.grad` for any torch optimizer (as `sparse` says: sparse with one
             entry a row, or dense).
         trackers: of the table; None for `Trackers()`. The padding row is neither counted nor dirty.
         rank_local: the tables of each rank of `torch.distributed` may differ.
 
     Raises:
-        ValueError: an option that isn't supported, a size or padding_idx out of its range.
-        TypeError: a dtype other than float32.
+        ValueError: options that don't go together (`scale_grad_by_freq` with `sparse`), a size, norm or
+            padding_idx out of its range, another device.
+        TypeError: a dtype that the engine doesn't have.
     """
 
     weight: nn.Parameter
@@ -59,13 +62,19 @@ class Embedding(DropIn, nn.Embedding):
         trackers: Trackers | None = None,
         rank_local: bool = False,
     ) -> None:
-        check_unsupported(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
+        check_options(
+            sparse=sparse,
+            scale_grad_by_freq=scale_grad_by_freq,
+            max_norm=max_norm,
+            norm_type=norm_type,
+        )
         self._build(
             num_embeddings,
             embedding_dim,
             _weight,
             pooling=PoolingType.SUM,
             padding_idx=wrap_padding_idx(padding_idx, num_embeddings),
+            scale_grad_by_freq=scale_grad_by_freq,
             device=device,
             dtype=dtype,
             optimizer=optimizer,
@@ -78,7 +87,7 @@ class Embedding(DropIn, nn.Embedding):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **kwargs: Any) -> Self:
-        """Make a module whose weight is `embeddings` ([rows, dim], float32, CPU; aliased), frozen or not.
+        """Make a module whose weight is `embeddings` ([rows, dim], CPU; aliased), frozen or not.
 
         The other arguments are torch's, in torch's order, and the keyword-only ones of the class.
         """
@@ -87,7 +96,6 @@ class Embedding(DropIn, nn.Embedding):
         options = {**dict(zip(names, args, strict=False)), **kwargs}
         return cls(rows, dim, _weight=embeddings, _freeze=freeze, **options)
 
-    @run_eagerly
     def forward(self, input: Tensor) -> Tensor:
         """Look up one row per id.
 
@@ -95,7 +103,7 @@ class Embedding(DropIn, nn.Embedding):
             input: ids, int32 or int64, CPU, any shape; copied.
 
         Returns:
-            [*input.shape, embedding_dim], float32, new memory.
+            [*input.shape, embedding_dim], of the weight's dtype, new memory.
 
         Raises:
             IndexError: an id out of range; names id, position (in the flattened input) and table size.
@@ -105,17 +113,17 @@ class Embedding(DropIn, nn.Embedding):
         """
         check_ids("input", input)
         ids = input.reshape(-1).contiguous()
-        if self.padding_idx is None:
-            rows = look_up(self, Request(ids, None, ids.shape[0], 1), None, sparse=self.sparse)
-        else:
-            rows = self._look_up_padded(ids, self.padding_idx)
+        request = Request(ids, None, ids.shape[0], 1, self.padding_idx)
+        rows = self._pooled(request)
+        if self.padding_idx is not None:
+            # Left out of the lookup, the padding row is a constant: no gradient, not tracked.
+            rows = torch.where(ids.eq(self.padding_idx).unsqueeze(1), self._constant(self.padding_idx), rows)
         return rows.view(*input.shape, self.embedding_dim)
 
-    def _look_up_padded(self, ids: Tensor, padding_idx: int) -> Tensor:
-        """The rows of `ids`, where the padding row is a constant: no gradient, not tracked."""
-        check_rows(ids, self.num_embeddings)
-        (kept,) = (ids != padding_idx).nonzero(as_tuple=True)
-        request = Request(ids[kept], None, kept.shape[0], 1)
-        rows = look_up(self, request, None, sparse=self.sparse)
-        padding = self.weight[padding_idx].detach().repeat(ids.shape[0], 1)
-        return padding.index_copy(0, kept, rows)
+    def _constant(self, row: int) -> Tensor:
+        if self.max_norm is None:
+            return self.weight[row].detach()
+        # A compiled graph that reads the parameter may do so before `max_norm` was applied.
+        with torch.no_grad():
+            ids = torch.full((1,), row, dtype=torch.int64, device="cpu")
+            return self._pooled(Request(ids, None, 1, 1))

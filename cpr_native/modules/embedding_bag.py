@@ -8,44 +8,46 @@ import torch
 from torch import Tensor, nn
 
 from cpr_native.config import PoolingType, Trackers
+from cpr_native.modules._call import Request, even_offsets
 from cpr_native.modules._dropin import DropIn
 from cpr_native.modules._inputs import (
     check_ids,
-    check_offsets,
+    check_options,
     check_per_sample_weights,
-    check_rows,
-    check_unsupported,
     wrap_padding_idx,
 )
-from cpr_native.modules._lookup import Request, look_up, run_eagerly
 from cpr_native.optim import FusedOptimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
+_POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN, "max": PoolingType.MAX}
 
 
 class EmbeddingBag(DropIn, nn.EmbeddingBag):
     """`torch.nn.EmbeddingBag` with tracked rows and, on request, the optimizer inside backward.
 
-    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's. Not supported
-    yet, and refused at construction: `max_norm`, `scale_grad_by_freq`, mode "max", weights that aren't
-        float32 on the CPU.
+    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; the weight
+    lies in CPU memory.
     Where torch crashes or is silently wrong (empty or unsorted offsets, a last offset that isn't the number
-    of ids) a ValueError is raised; a 2-D input of 0 columns gives zeros.
+    of ids) a ValueError is raised; a 2-D input of 0 columns gives zeros; `scale_grad_by_freq` divides by the
+    row's own count (torch's CPU kernel may take another row's).
 
     Args:
-        _weight: [num_embeddings, embedding_dim], float32, CPU, contiguous: becomes the parameter, not copied.
-        optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
+        max_norm: forward scales the looked-up rows down to this norm, in `eval()` and under `no_grad` too;
+            they become dirty, the padding row among them.
+        _weight: [num_embeddings, embedding_dim], CPU, contiguous: becomes the parameter, not copied.
+        dtype: float32, float16, bfloat16 or, with `optimizer=None`, float64.
+        optimizer: one of `cpr_native.optim`, applied inside backward (`EngineModule` has the semantics), or
             None: backward gives `weight.grad` for any torch optimizer (as `sparse` says: sparse with one
             entry a row, or dense).
         trackers: of the table; None for `Trackers()`. The padding row is neither counted nor dirty.
         rank_local: the tables of each rank of `torch.distributed` may differ.
 
     Raises:
-        ValueError: an option that isn't supported, an unknown mode, a size or padding_idx out of its range.
-        TypeError: a dtype other than float32.
+        ValueError: options that don't go together (two of `sparse`, `scale_grad_by_freq` and mode "max"), an
+            unknown mode, a size, norm or padding_idx out of its range, another device.
+        TypeError: a dtype that the engine doesn't have.
     """
 
     weight: nn.Parameter
@@ -69,15 +71,20 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         trackers: Trackers | None = None,
         rank_local: bool = False,
     ) -> None:
-        check_unsupported(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
-        if mode not in _POOLING:
-            raise ValueError(f"mode: expected 'sum' or 'mean' ('max' is not supported yet), got {mode!r}")
+        check_options(
+            sparse=sparse,
+            scale_grad_by_freq=scale_grad_by_freq,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            mode=mode,
+        )
         self._build(
             num_embeddings,
             embedding_dim,
             _weight,
             pooling=_POOLING[mode],
             padding_idx=wrap_padding_idx(padding_idx, num_embeddings),
+            scale_grad_by_freq=scale_grad_by_freq,
             device=device,
             dtype=dtype,
             optimizer=optimizer,
@@ -89,7 +96,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **kwargs: Any) -> Self:
-        """Make a module whose weight is `embeddings` ([rows, dim], float32, CPU; aliased), frozen or not.
+        """Make a module whose weight is `embeddings` ([rows, dim], CPU; aliased), frozen or not.
 
         The other arguments are torch's, in torch's order, and the keyword-only ones of the class.
         """
@@ -107,7 +114,6 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         module.weight.requires_grad = not freeze
         return module
 
-    @run_eagerly
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
@@ -117,37 +123,36 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             input: ids, int32 or int64, CPU: [bags, ids per bag], or [n] with `offsets`; copied.
             offsets: where each bag begins, ascending from 0, int32 or int64, CPU: [bags], or [bags + 1]
                 ending with n under `include_last_offset`; None for a 2-D input.
-            per_sample_weights: of the shape of `input`, float32; mode "sum" only; may require a gradient.
+            per_sample_weights: of the shape of `input` and the weight's dtype; mode "sum" only; may require
+                a gradient.
 
         Returns:
-            [bags, embedding_dim], float32, new memory; an empty bag gives zeros.
+            [bags, embedding_dim], of the weight's dtype, new memory; an empty bag gives zeros.
 
         Raises:
             IndexError: an id out of range; names id, position and table size. Nothing is counted or written.
             TypeError: a wrong dtype.
-            ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mode "mean".
+            ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mode "mean"
+                or "max".
         """
         check_ids("input", input)
         if per_sample_weights is not None:
-            check_per_sample_weights(per_sample_weights, input, mean=self.mode == "mean")
+            check_per_sample_weights(per_sample_weights, input, pooling=self.mode, dtype=self.weight.dtype)
             per_sample_weights = per_sample_weights.reshape(-1).contiguous()
         ids = input.reshape(-1).contiguous()
         if input.ndim == 2 and offsets is None:
             bags, columns = input.shape
-            request = (
-                Request(ids, None, bags, columns) if columns else Request(ids, _even_offsets(bags, 0), bags)
-            )
+            offsets = None if columns else even_offsets(bags, 0)
+            request = Request(ids, offsets, bags, columns, self.padding_idx)
         elif input.ndim == 1 and offsets is not None:
             bounds = self._bounds(offsets, ids.shape[0])
-            request = Request(ids, bounds, bounds.shape[0] - 1)
+            request = Request(ids, bounds, bounds.shape[0] - 1, padding_idx=self.padding_idx)
         else:
             got = "none" if offsets is None else "some"
             raise ValueError(
                 f"input: expected 1-D with offsets or 2-D without, got {input.ndim}-D with {got}"
             )
-        if self.padding_idx is not None:
-            request, per_sample_weights = self._without_padding(request, per_sample_weights, self.padding_idx)
-        return look_up(self, request, per_sample_weights, sparse=self.sparse)
+        return self._pooled(request, per_sample_weights)
 
     def _bounds(self, offsets: Tensor, num_ids: int) -> Tensor:
         """`offsets` as [bags + 1] with the number of ids at the end."""
@@ -165,27 +170,6 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         bounds[:count] = offsets
         bounds[count] = num_ids
         return bounds
-
-    def _without_padding(
-        self, request: Request, per_sample_weights: Tensor | None, padding_idx: int
-    ) -> tuple[Request, Tensor | None]:
-        """The same bags without the ids equal to `padding_idx`."""
-        ids = request.ids
-        bounds = request.offsets
-        if bounds is None:
-            bounds = _even_offsets(request.bags, request.ids_per_bag)
-        check_offsets(bounds, ids.shape[0])
-        check_rows(ids, self.num_embeddings)
-        kept = ids.ne(padding_idx)
-        before = torch.zeros(ids.shape[0] + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(kept, 0, out=before[1:])
-        if per_sample_weights is not None:
-            per_sample_weights = per_sample_weights[kept]
-        return Request(ids[kept], before[bounds.long()], request.bags), per_sample_weights
-
-
-def _even_offsets(bags: int, ids_per_bag: int) -> Tensor:
-    return torch.arange(bags + 1, dtype=torch.int64, device="cpu") * ids_per_bag
 
 
 def _matrix_shape(embeddings: Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpr_native._native import Collection
 from cpr_native.modules._plan import native_scalars
 from cpr_native.modules._row_state import joined_state, split_state, write_state
 from cpr_native.optim import FusedOptimizer
@@ -83,6 +84,12 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
                 if value != before[name]:
                     setattr(self._engine, name, value)
             self._values = values
+
+    def rebind(self, engine: Collection) -> None:
+        """Go on with another engine of the module, where the hyperparameters in force are put in force."""
+        for name, value in native_scalars(self._settings).items():
+            setattr(engine, name, value)
+        self._engine = engine
 
     def assign(self, **values: Any) -> None:
         """Write hyperparameters, named as in the group, and put them in force.

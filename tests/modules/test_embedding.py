@@ -83,17 +83,28 @@ def test_freeze_and_from_pretrained() -> None:
     assert Embedding.from_pretrained(table, False, 4, sparse=True).padding_idx == 4
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"padding_idx": 20}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": -1.0},
+        {"norm_type": 0.0},
+        {"scale_grad_by_freq": True, "sparse": True},
+        {"padding_idx": 20},
+    ],
+)
 def test_refused_at_construction(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Embedding(ROWS, DIM, **options)
 
 
-def test_double_default_dtype_is_refused() -> None:
+def test_default_dtype_is_followed() -> None:
     torch.set_default_dtype(torch.float64)
     try:
+        theirs, ours = pair()
+        assert ours.weight.dtype == torch.float64
+        torch.testing.assert_close(run(ours, torch.arange(5)), run(theirs, torch.arange(5)))
         with pytest.raises(TypeError, match="float64"):
-            Embedding(ROWS, DIM)
+            Embedding(ROWS, DIM, optimizer=SGD(lr=1.0))
     finally:
         torch.set_default_dtype(torch.float32)
 

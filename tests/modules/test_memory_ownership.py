@@ -130,7 +130,6 @@ def test_load_state_dict_copies_in_place_and_marks_at_once() -> None:
 @pytest.mark.parametrize(
     ("move", "error", "message"),
     [
-        (lambda module: module.half(), TypeError, "users.*float32.*float16"),
         (lambda module: module.double(), TypeError, "users.*float32.*float64"),
         (lambda module: module.to("meta"), ValueError, "users.*device meta"),
     ],

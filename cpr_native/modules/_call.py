@@ -1,0 +1,212 @@
+"""One lookup from forward to backward, outside autograd: what eager and compiled modules both run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cpr_native._native import Batch
+from cpr_native._tensor import describe
+from cpr_native.modules._inputs import check_offsets, check_rows
+from cpr_native.modules._memory import torch_dtype
+
+if TYPE_CHECKING:
+    from cpr_native.modules._base import EngineModule
+
+
+@dataclass(frozen=True)
+class Request:
+    """Contiguous CPU ids of one lookup: `bags` rows of output, by offsets or by `ids_per_bag` ids each.
+
+    Ids equal to `padding_idx` belong to no bag; None: every id counts.
+    """
+
+    ids: Tensor
+    offsets: Tensor | None
+    bags: int
+    ids_per_bag: int = 0
+    padding_idx: int | None = None
+
+
+class Call:
+    """One forward and what its backward needs.
+
+    `frozen`: tables left out of the update; `sparse`: the layout of the gradients torch's optimizers get.
+    """
+
+    __slots__ = ("_after_update", "_batch", "_kept", "_read", "frozen", "module", "sparse")
+
+    def __init__(self, module: EngineModule, frozen: Sequence[int], sparse: bool) -> None:
+        self.module, self.frozen, self.sparse = module, frozen, sparse
+        self._batch: Batch | None = None
+        self._read: list[tuple[int, int]] | None = None
+        self._kept: Tensor | None = None
+        self._after_update: Callable[[], None] | None = None
+
+    def forward(self, request: Request, per_sample_weights: Tensor | None, *, trains: bool) -> Tensor:
+        """Pool the bags ([bags, output dim], the engine's dtype) and keep a copy of the ids for backward.
+
+        `trains`: backward will update or give a gradient for the weights.
+        """
+        request, per_sample_weights, self._kept = without_padding(self.module, request, per_sample_weights)
+        out, self._batch = _pool(self.module, request, per_sample_weights, keep=True)
+        if per_sample_weights is not None:
+            self._read = _read(self.module._weights())
+        observer = self.module._observer
+        if trains and observer is not None:
+            self._after_update = observer(request, self.frozen)
+        return out
+
+    def update(self, grad: Tensor) -> None:
+        """One step of the fused optimizer; the batch is used up, whether or not it was skipped."""
+        module, batch = self.module, self.batch()
+        check_rank_local(module)
+        weights = module._synced()
+        self._batch = None
+        updated = module._engine.update(
+            batch,
+            describe(grad),
+            threads=torch.get_num_threads(),
+            grad_scale=module._grad_scale,
+            frozen=self.frozen,
+        )
+        if updated:
+            module._written(weights, self.frozen)
+            self.tracked()
+
+    def weight_grad(self, grad: Tensor, table: int) -> Tensor:
+        """The gradient of a table's weight, dense or sparse with one entry a row; tracks the rows."""
+        return self.sparse_gradient(grad, table) if self.sparse else self.dense_gradient(grad, table)
+
+    def sparse_gradient(self, grad: Tensor, table: int) -> Tensor:
+        """`weight_grad`, sparse."""
+        rows, values = self._gradient(grad, table)
+        return torch.sparse_coo_tensor(
+            rows.unsqueeze(0), values, self._shape(table), is_coalesced=True, check_invariants=False
+        )
+
+    def dense_gradient(self, grad: Tensor, table: int) -> Tensor:
+        """`weight_grad`, dense."""
+        rows, values = self._gradient(grad, table)
+        return torch.zeros(self._shape(table), dtype=values.dtype, device="cpu").index_copy_(0, rows, values)
+
+    def _gradient(self, grad: Tensor, table: int) -> tuple[Tensor, Tensor]:
+        rows, values = self.module._engine.gradient(
+            self.batch(), describe(grad), table=table, threads=torch.get_num_threads()
+        )
+        kind = torch_dtype(self.module._plan.tables[table].data_type)
+        return torch.from_numpy(rows), torch.from_numpy(values).to(kind)
+
+    def _shape(self, table: int) -> tuple[int, int]:
+        config = self.module._plan.tables[table]
+        return config.num_embeddings, config.embedding_dim
+
+    def tracked(self) -> None:
+        """Tell the observer that the rows were counted."""
+        if self._after_update is not None:
+            self._after_update()
+
+    def sample_grad(self, grad: Tensor) -> Tensor:
+        """The gradient of the per-sample weights, one per id of the request; 0 for padding.
+
+        Raises RuntimeError when the rows aren't those of the forward any more, as torch.
+        """
+        if self._read != _read(self.module._synced()):
+            raise RuntimeError(
+                "the weights that the gradient of per_sample_weights needs have been modified by an inplace "
+                "operation (a fused optimizer step, say) or replaced since their forward"
+            )
+        batch = self.batch()
+        out = torch.empty(batch.num_ids, dtype=grad.dtype, device="cpu")
+        self.module._engine.per_sample_weight_grad(
+            batch, describe(grad), describe(out), threads=torch.get_num_threads()
+        )
+        if self._kept is None:
+            return out
+        return torch.zeros(self._kept.shape, dtype=grad.dtype, device="cpu").masked_scatter_(self._kept, out)
+
+    def batch(self) -> Batch:
+        """The engine's copy of the ids; raises RuntimeError after the update."""
+        if self._batch is None:
+            raise RuntimeError(
+                "second backward through one lookup: its fused optimizer step has been done already"
+            )
+        return self._batch
+
+
+def _read(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(weight.data_ptr(), weight._version) for weight in weights]
+
+
+def pool(module: EngineModule, request: Request, per_sample_weights: Tensor | None) -> Tensor:
+    """Pool the request's bags, [bags, output dim], in the engine's dtype; nothing is kept."""
+    request, per_sample_weights, _ = without_padding(module, request, per_sample_weights)
+    return _pool(module, request, per_sample_weights, keep=False)[0]
+
+
+def _pool(
+    module: EngineModule, request: Request, per_sample_weights: Tensor | None, *, keep: bool
+) -> tuple[Tensor, Batch | None]:
+    engine = module._engine
+    out = torch.empty((request.bags, engine.output_dim), dtype=module._compute_dtype, device="cpu")
+    batch = engine.lookup(
+        describe(request.ids),
+        None if request.offsets is None else describe(request.offsets),
+        None if per_sample_weights is None else describe(per_sample_weights.detach()),
+        describe(out),
+        threads=torch.get_num_threads(),
+        keep=keep,
+        ids_per_bag=request.ids_per_bag,
+    )
+    return out, batch
+
+
+def without_padding(
+    module: EngineModule, request: Request, per_sample_weights: Tensor | None
+) -> tuple[Request, Tensor | None, Tensor | None]:
+    """The same bags without the padding ids, and which ids were kept (bool [n]; None: all)."""
+    padding_idx = request.padding_idx
+    if padding_idx is None:
+        return request, per_sample_weights, None
+    ids, bounds = request.ids, request.offsets
+    if bounds is None:
+        bounds = even_offsets(request.bags, request.ids_per_bag)
+    check_offsets(bounds, ids.shape[0])
+    check_rows(ids, module._plan.tables[0].num_embeddings)
+    kept = ids.ne(padding_idx)
+    before = torch.zeros(ids.shape[0] + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(kept, 0, out=before[1:])
+    if per_sample_weights is not None:
+        per_sample_weights = per_sample_weights[kept]
+    return Request(ids[kept], before[bounds.long()], request.bags), per_sample_weights, kept
+
+
+def renormalise(module: EngineModule, request: Request, max_norm: float, norm_type: float) -> None:
+    """Scale the rows named by the ids down to `max_norm`, as torch; all of the request is checked before."""
+    (weight,) = module._synced()
+    if request.offsets is not None:
+        check_offsets(request.offsets, request.ids.shape[0])
+    if module._engine.renormalise(0, describe(request.ids), max_norm, norm_type):
+        torch.autograd.graph.increment_version(weight)
+        module._versions[0] = weight._version
+
+
+def even_offsets(bags: int, ids_per_bag: int) -> Tensor:
+    """Where each of `bags` bags of `ids_per_bag` ids begins, and the end: int64 [bags + 1]."""
+    return torch.arange(bags + 1, dtype=torch.int64, device="cpu") * ids_per_bag
+
+
+def check_rank_local(module: EngineModule) -> None:
+    """Raise RuntimeError when a fused table would be updated on one of several ranks alone, undeclared."""
+    distributed = torch.distributed
+    if module.rank_local or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_world_size() > 1:
+        raise RuntimeError(
+            "a fused optimizer updates the tables of this rank alone, and torch.distributed has "
+            f"{distributed.get_world_size()} ranks: pass rank_local=True if the tables are meant to differ"
+        )

@@ -1,0 +1,71 @@
+"""Parameters as the engine's tables: their dtypes and memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cpr_native._tensor import describe
+from cpr_native.config import BaseEmbeddingConfig, DataType
+
+if TYPE_CHECKING:
+    from cpr_native._native import TensorRef
+
+_DATA_TYPES: dict[torch.dtype, DataType] = {getattr(torch, kind.dtype): kind for kind in DataType}
+
+
+def data_type_of(where: str, dtype: torch.dtype, *, fused: bool = False) -> DataType:
+    """The `DataType` of weights of `dtype`.
+
+    Raises:
+        TypeError: the engine has no such tables, or only with `optimizer=None`; the message begins with
+            `where`.
+    """
+    kind = _DATA_TYPES.get(dtype)
+    if kind is None or (fused and kind is DataType.FP64):
+        names = [known.dtype for known in DataType if not (fused and known is DataType.FP64)]
+        suffix = " with a fused optimizer" if fused else ""
+        got = str(dtype).removeprefix("torch.")
+        raise TypeError(f"{where}: expected one of {', '.join(names)}{suffix}, got {got}")
+    return kind
+
+
+def torch_dtype(kind: DataType) -> torch.dtype:
+    """The dtype of weights of `kind`."""
+    dtype: torch.dtype = getattr(torch, kind.dtype)
+    return dtype
+
+
+def compute_dtype(weight: torch.dtype) -> torch.dtype:
+    """What the engine computes in for weights of a dtype: float64 for float64, else float32."""
+    return torch.float64 if weight == torch.float64 else torch.float32
+
+
+def weight_memory(config: BaseEmbeddingConfig, weight: Tensor, *, fused: bool) -> TensorRef:
+    """The memory of the weight of a table, of any dtype that the engine has.
+
+    Raises:
+        TypeError: a dtype that the engine has no tables of.
+        ValueError: another shape, not contiguous or not in CPU memory.
+    """
+    where = f"table {config.name!r}: weight"
+    expected = (config.num_embeddings, config.embedding_dim)
+    if tuple(weight.shape) != expected:
+        raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
+    try:
+        memory = describe(weight)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    data_type_of(where, weight.dtype, fused=fused)
+    return memory
+
+
+def as_tensor(rows: NDArray[np.generic], kind: DataType) -> Tensor:
+    """`Collection.weight`'s view of a table as a tensor of its dtype; aliased."""
+    if kind is DataType.BF16:
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(rows)
