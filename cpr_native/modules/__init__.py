@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpr_native.modules._base import EngineModule
-from cpr_native.modules._lookup import Request
+from cpr_native.modules._call import Request
 from cpr_native.modules._threads import share_torch_threads
 from cpr_native.modules.collection import EmbeddingBagCollection
 from cpr_native.modules.embedding import Embedding

@@ -3,167 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, overload
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
-from cpr_native.modules._base import EngineModule
+from cpr_native.modules._call import Request
 from cpr_native.modules._inputs import check_ids, check_per_sample_weights
-from cpr_native.modules._lookup import Request, look_up, run_eagerly
-from cpr_native.modules._plan import DEFAULT_STAGING_BYTES, EnginePlan
+from cpr_native.modules._jagged import Keyed, KeyedJagged, bags_of, is_keyed_jagged, keyed_tensor
+from cpr_native.modules._lookup import look_up
+from cpr_native.modules._memory import compute_dtype
+from cpr_native.modules._plan import DEFAULT_STAGING_BYTES
+from cpr_native.modules._tables import TableCollection, output_names
 from cpr_native.optim import FusedOptimizer
 
 
-class _Table(nn.Module):
-    """Holds one table's parameter under TorchRec's name, `embedding_bags.<table>.weight`."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-
-class _Tables(nn.Module):
-    """Tables by name; unlike nn.ModuleDict it leaves names such as `items` and `keys` to them."""
-
-    def __init__(self, tables: Mapping[str, _Table]) -> None:
-        super().__init__()
-        for name, table in tables.items():
-            if hasattr(self, name):
-                raise ValueError(f"table name: {name!r} is the name of an attribute of torch.nn.Module")
-            self.add_module(name, table)
-
-    def __getitem__(self, name: str) -> nn.Module:
-        return cast(nn.Module, self._modules[name])
-
-
-class EmbeddingBagCollection(EngineModule):
+class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
     """Tables and the features that look them up, fused into one engine.
 
     Args:
-        tables: at least one; table names and feature names are unique in the collection. The output holds the
-            features in the order of the tables and, within one, of its `feature_names`.
-        optimizer: `SGD` or `RowWiseAdagrad`, applied inside backward (`EngineModule` has the semantics), or
-            None: the weights get sparse gradients, one entry a row, for any torch optimizer that takes them.
+        tables: at least one, with unique names. The output holds the features in the order of the tables and,
+            within one, of its `feature_names`; a feature of several tables is there once for each.
+        optimizer: applied inside backward (`EngineModule` has the semantics), or None: the weights get
+            gradients for any torch optimizer.
+        is_weighted: of a KeyedJaggedTensor: True needs its weights, False ignores them (as in TorchRec),
+            None uses them if it has some.
+        sparse: with `optimizer=None`, gradients are sparse with one entry a row, otherwise dense.
         seed: of the initial rows (a stateless function of seed, table and row) and of the trackers' choices.
         trackers: of every table, or a mapping from table names; tables not in it get `Trackers()`.
         rank_local: the tables of each rank of `torch.distributed` may differ.
         max_staging_bytes: memory of the rows a snapshot holds while they are written; bytes.
+        _weights: [num_embeddings, embedding_dim] of each table, in its data type, CPU, contiguous: become the
+            parameters, not copied; a Parameter stays the same object.
 
     Raises:
-        ValueError: no table, a name twice, or trackers for a table that isn't there.
-        TypeError: an optimizer of another kind.
+        ValueError: no table, a name twice, trackers for a table that isn't there, `_weights` that don't fit.
+        TypeError: an optimizer of another kind, `_weights` of another dtype.
     """
+
+    _holder = "embedding_bags"
 
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
         *,
         optimizer: FusedOptimizer | None,
+        is_weighted: bool | None = None,
+        sparse: bool = True,
         seed: int = 0,
         trackers: Trackers | Mapping[str, Trackers] | None = None,
         rank_local: bool = False,
         max_staging_bytes: int = DEFAULT_STAGING_BYTES,
+        _weights: Sequence[Tensor] | None = None,
     ) -> None:
-        names = [config.name for config in tables]
-        _check_unique("table", names)
-        _check_unique("feature", [feature for config in tables for feature in config.feature_names])
-        plan = EnginePlan(
-            tables=tuple(tables),
-            trackers=_trackers_of(names, trackers),
+        super().__init__(
+            tables,
             optimizer=optimizer,
             seed=seed,
+            trackers=trackers,
+            rank_local=rank_local,
             max_staging_bytes=max_staging_bytes,
+            weights=_weights,
         )
-        super().__init__(plan, rank_local=rank_local)
-        self.embedding_bags = _Tables(
-            {config.name: _Table(self._table_view(table)) for table, config in enumerate(tables)}
-        )
-        self._num_features = len(plan.features)
-        self._has_mean = any(config.pooling is PoolingType.MEAN for config in tables)
-        self._adopt()
-
-    def _weights(self) -> list[nn.Parameter]:
-        holders = self.embedding_bags._modules.values()
-        weights = [holder._parameters["weight"] for holder in holders if holder is not None]
-        return cast(list[nn.Parameter], weights)
+        self.sparse = sparse
+        self._is_weighted = is_weighted
+        self._num_features = len(self._features)
+        self._keys = [name for names in output_names(tables) for name in names]
+        self._dims = [config.embedding_dim for config in tables for _ in config.feature_names]
+        self._only_sums = all(config.pooling is PoolingType.SUM for config in tables)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' settings, in the order of the output."""
-        return list(self._plan.tables)
+        return self._configs
 
-    @property
-    def feature_names(self) -> list[str]:
-        """The features in the order of the ids and of the output."""
-        return [feature for config in self._plan.tables for feature in config.feature_names]
+    def is_weighted(self) -> bool:
+        """Whether weights of a KeyedJaggedTensor are used."""
+        return self._is_weighted is not False
 
-    def mark_dirty(self, table: str, rows: Tensor | Sequence[int] | None = None) -> None:
-        """Announce that `rows` (ids, or None for all) of a table were written behind torch's back.
-
-        Raises:
-            KeyError: no such table.
-            IndexError: a row out of range.
-        """
-        names = [config.name for config in self._plan.tables]
-        if table not in names:
-            raise KeyError(f"no table {table!r}, expected one of {names}")
-        self._mark(names.index(table), rows)
-
-    @run_eagerly
-    def forward(self, ids: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
+    @overload
+    def forward(self, ids: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor: ...
+    @overload
+    def forward(self, ids: KeyedJagged) -> Keyed: ...
+    def forward(
+        self,
+        ids: Tensor | KeyedJagged,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor | Keyed:
         """Look up and pool every feature of a batch.
 
         Args:
             ids: [n], int32 or int64, CPU: all ids of the first feature's bags, then of the second's, and so
-                on (the order of TorchRec's KeyedJaggedTensor); copied.
+                on (the order of TorchRec's KeyedJaggedTensor); copied. Or a KeyedJaggedTensor alone: its keys
+                may be in any order and more than the features. One batch size for all keys.
             offsets: [features * batch + 1], int32 or int64, CPU: where each bag begins, ascending from 0 to
                 n.
             per_sample_weights: [n], float32, CPU, or None; for sum pooling only; may require a gradient.
+                Those of a KeyedJaggedTensor are its weights.
 
         Returns:
-            [batch, sum of the features' dims], float32, new memory; an empty bag gives zeros.
+            [batch, sum of the features' dims], float32 whatever the tables hold, float64 if they hold that;
+            new memory; an empty bag gives zeros. For a KeyedJaggedTensor the same in a KeyedTensor, with
+            TorchRec's keys: the features, and `feature@table` for a feature of several tables.
 
         Raises:
             IndexError: an id out of range; names id, position and table. Nothing is counted or written.
             TypeError: a wrong dtype.
-            ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mean pooling.
+            ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mean or max
+                pooling, a key that is missing, a batch size that varies by key.
         """
+        if not isinstance(ids, Tensor) and is_keyed_jagged(ids):
+            if offsets is not None or per_sample_weights is not None:
+                raise TypeError("offsets, per_sample_weights: a KeyedJaggedTensor has its own, expected None")
+            keyed: Keyed = self._keyed(ids)
+            return keyed
+        return self._pooled(ids, offsets, per_sample_weights)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _keyed(self, jagged: KeyedJagged) -> Keyed:
+        weighted = self._is_weighted
+        if weighted is None:
+            weighted = jagged.weights_or_none() is not None
+        bags = bags_of(jagged, self._features, weighted=weighted)
+        pooled = self._pooled(bags.ids, bags.offsets, bags.weights)
+        return keyed_tensor(list(self._keys), list(self._dims), pooled)
+
+    def _pooled(self, ids: Any, offsets: Any, per_sample_weights: Tensor | None) -> Tensor:
         check_ids("ids", ids)
         check_ids("offsets", offsets)
         if ids.ndim != 1 or offsets.ndim != 1:
             raise ValueError(
                 f"ids, offsets: expected 1-D tensors, got shapes {tuple(ids.shape)}, {tuple(offsets.shape)}"
             )
-        batch, rest = divmod(offsets.shape[0] - 1, self._num_features)
+        bags = offsets.shape[0] - 1
+        batch, rest = bags // self._num_features, bags % self._num_features
         if rest or batch < 0:
             raise ValueError(
                 f"offsets: expected features * batch + 1 elements with {self._num_features} features, "
                 f"got {offsets.shape[0]}"
             )
         if per_sample_weights is not None:
-            check_per_sample_weights(per_sample_weights, ids, mean=self._has_mean)
+            check_per_sample_weights(
+                per_sample_weights,
+                ids,
+                pooling="sum" if self._only_sums else "mean or max",
+                dtype=compute_dtype(self._weights()[0].dtype),
+            )
             per_sample_weights = per_sample_weights.contiguous()
         return look_up(
-            self, Request(ids.contiguous(), offsets.contiguous(), batch), per_sample_weights, sparse=True
+            self,
+            Request(ids.contiguous(), offsets.contiguous(), batch),
+            per_sample_weights,
+            sparse=self.sparse,
         )
-
-
-def _check_unique(kind: str, names: Sequence[str]) -> None:
-    if not names:
-        raise ValueError(f"expected at least one {kind}")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{kind} names must be unique in a collection, got twice: {', '.join(twice)}")
-
-
-def _trackers_of(
-    names: Sequence[str], trackers: Trackers | Mapping[str, Trackers] | None
-) -> tuple[Trackers, ...]:
-    if trackers is None:
-        trackers = Trackers()
-    if isinstance(trackers, Trackers):
-        return (trackers,) * len(names)
-    unknown = sorted(set(trackers) - set(names))
-    if unknown:
-        raise ValueError(f"trackers: no table {', '.join(unknown)}, expected some of {list(names)}")
-    return tuple(trackers.get(name, Trackers()) for name in names)

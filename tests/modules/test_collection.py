@@ -249,7 +249,6 @@ def test_per_sample_weights_need_sum_pooling_everywhere() -> None:
     [
         ([], {}, ValueError, "at least one table"),
         ([TABLES[0], TABLES[0]], {}, ValueError, "table names.*users"),
-        ([TABLES[0], config("other", 3, 2, "owner")], {}, ValueError, "feature names.*owner"),
         ([config("half", 3, 2, "a")], {}, ValueError, "half"),
         (TABLES, {"trackers": {"nobody": Trackers()}}, ValueError, "nobody"),
         (TABLES, {"optimizer": torch.optim.SGD}, TypeError, "optimizer"),
