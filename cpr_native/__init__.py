@@ -9,8 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
-    from cpr_native.modules import Embedding, EmbeddingBag, EmbeddingBagCollection
+    from cpr_native.config import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, Trackers
+    from cpr_native.modules import (
+        Embedding,
+        EmbeddingBag,
+        EmbeddingBagCollection,
+        EmbeddingCollection,
+        EmbeddingFusedOptimizer,
+    )
     from cpr_native.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
     from cpr_native.overhead import Costs, Job
     from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
@@ -26,11 +32,15 @@ __all__ = [
     "Adam",
     "CheckpointStore",
     "Costs",
+    "DataType",
     "Delta",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "EmbeddingFusedOptimizer",
     "Full",
     "Job",
     "Mfu",
@@ -46,8 +56,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cpr_native.config": ("EmbeddingBagConfig", "PoolingType", "Trackers"),
-    "cpr_native.modules": ("Embedding", "EmbeddingBag", "EmbeddingBagCollection"),
+    "cpr_native.config": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Trackers"),
+    "cpr_native.modules": (
+        "Embedding",
+        "EmbeddingBag",
+        "EmbeddingBagCollection",
+        "EmbeddingCollection",
+        "EmbeddingFusedOptimizer",
+    ),
     "cpr_native.optim": ("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "RowWiseAdagrad"),
     "cpr_native.overhead": ("Costs", "Job"),
     "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
