@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpr_native.config import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, Trackers
+    from cpr_native.conversion import convert
     from cpr_native.modules import (
         Embedding,
         EmbeddingBag,
@@ -52,11 +53,13 @@ __all__ = [
     "RowWiseAdagrad",
     "Ssu",
     "Trackers",
+    "convert",
     "fit",
 ]
 
 _HOMES = {
     "cpr_native.config": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Trackers"),
+    "cpr_native.conversion": ("convert",),
     "cpr_native.modules": (
         "Embedding",
         "EmbeddingBag",
