@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpr_native.attachment import attach
     from cpr_native.config import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, Trackers
     from cpr_native.conversion import convert
     from cpr_native.modules import (
@@ -53,11 +54,13 @@ __all__ = [
     "RowWiseAdagrad",
     "Ssu",
     "Trackers",
+    "attach",
     "convert",
     "fit",
 ]
 
 _HOMES = {
+    "cpr_native.attachment": ("attach",),
     "cpr_native.config": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Trackers"),
     "cpr_native.conversion": ("convert",),
     "cpr_native.modules": (

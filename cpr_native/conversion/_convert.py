@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from cpr_native.attachment import attachments_of
 from cpr_native.config import Trackers
 from cpr_native.conversion._build import Settings, build
 from cpr_native.conversion._sharing import check_sharing
@@ -56,10 +57,12 @@ def convert(
     Raises:
         ValueError: a subclass of an embedding module, a sharded, scripted or otherwise special one (say which
             to `skip`); a weight outside CPU memory, not contiguous, tied as said above or sharing memory
-            with another tensor of the model; a name that isn't there; nothing to convert.
+            with another tensor of the model; a name that isn't there; nothing to convert; an attached model.
         TypeError: a weight's dtype or an optimizer that isn't supported.
         Whatever is raised names the module, and no module has been changed.
     """
+    if attachments_of(model):
+        raise ValueError("convert: the model is attached, which tracks torch's modules: detach() first")
     sites = find_sites(model, skip)
     check_sharing(model, sites, fused=optimizer is not None)
     settings = Settings(optimizer, _by_name(trackers, sites), rank_local)

@@ -63,7 +63,7 @@ class TableCollection(abc.ABC, EngineModule, Generic[Config]):
             _check_weights(tables, weights)
         plan = EnginePlan(
             tables=tuple(tables),
-            trackers=_trackers_of(names, trackers),
+            trackers=trackers_of(names, trackers),
             optimizer=optimizer,
             seed=seed,
             max_staging_bytes=max_staging_bytes,
@@ -164,9 +164,10 @@ def _check_weights(tables: Sequence[BaseEmbeddingConfig], weights: Sequence[Tens
             raise ValueError(f"{where}: {error}") from None
 
 
-def _trackers_of(
+def trackers_of(
     names: Sequence[str], trackers: Trackers | Mapping[str, Trackers] | None
 ) -> tuple[Trackers, ...]:
+    """The trackers of each table; raises ValueError for those of a table that isn't there."""
     if trackers is None:
         trackers = Trackers()
     if isinstance(trackers, Trackers):

@@ -1,0 +1,87 @@
+"""What torch's optimizers keep for every row: the part of a row's record beside its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+
+class Column(NamedTuple):
+    """A state tensor of the weight's shape, and the value torch fills a new one with."""
+
+    name: str
+    initial: float = 0.0
+
+
+Layout = tuple[Column, ...]
+_Options = dict[str, Any]
+
+
+def _moments(second: str) -> Callable[[_Options], Layout]:
+    def columns(group: _Options) -> Layout:
+        maximum = (Column("max_exp_avg_sq"),) if group.get("amsgrad") else ()
+        return (Column("exp_avg"), Column(second), *maximum)
+
+    return columns
+
+
+def _sgd(group: _Options) -> Layout:
+    return (Column("momentum_buffer"),) if group["momentum"] else ()
+
+
+def _adagrad(group: _Options) -> Layout:
+    return (Column("sum", float(group["initial_accumulator_value"])),)
+
+
+def _rmsprop(group: _Options) -> Layout:
+    momentum = (Column("momentum_buffer"),) if group["momentum"] > 0 else ()
+    centered = (Column("grad_avg"),) if group["centered"] else ()
+    return (Column("square_avg"), *momentum, *centered)
+
+
+def _adadelta(_group: _Options) -> Layout:
+    return (Column("square_avg"), Column("acc_delta"))
+
+
+def _asgd(_group: _Options) -> Layout:
+    return (Column("ax"),)
+
+
+def _rprop(group: _Options) -> Layout:
+    return (Column("prev"), Column("step_size", float(group["lr"])))
+
+
+_LAYOUTS: dict[type[Optimizer], Callable[[_Options], Layout]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.SparseAdam: _moments("exp_avg_sq"),
+    torch.optim.Adam: _moments("exp_avg_sq"),
+    torch.optim.AdamW: _moments("exp_avg_sq"),
+    torch.optim.NAdam: _moments("exp_avg_sq"),
+    torch.optim.RAdam: _moments("exp_avg_sq"),
+    torch.optim.Adamax: _moments("exp_inf"),
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
+    torch.optim.ASGD: _asgd,
+    torch.optim.Rprop: _rprop,
+}
+
+
+def layout_of(optimizer: Optimizer, group: _Options, *, sparse: bool, dtype: torch.dtype) -> Layout | None:
+    """The state tensors of a weight with a row for each of its rows, all of its state but scalars.
+
+    None where that can't be said: optimizers of other classes (LBFGS, Adafactor and Muon look at the whole
+    weight), weights that aren't float32, momentum of sparse gradients, which torch keeps as a sparse tensor.
+    """
+    make = _LAYOUTS.get(type(optimizer))
+    if make is None:
+        return None
+    columns = make(group)
+    if columns and dtype != torch.float32:
+        return None
+    if sparse and type(optimizer) is torch.optim.SGD and columns:
+        return None
+    return columns

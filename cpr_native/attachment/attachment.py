@@ -1,0 +1,268 @@
+"""`Attachment`: an engine that tracks tables it doesn't own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cpr_native import _native
+from cpr_native._tensor import describe
+from cpr_native.attachment._lookups import ForwardHook, Lookups, without_padding
+from cpr_native.attachment._state import RowState, pack, unpack
+from cpr_native.attachment._tables import AttachedTable, EmbeddingModule
+from cpr_native.errors import CprError, SnapshotInProgress
+from cpr_native.modules import Request
+from cpr_native.modules._plan import EnginePlan
+from cpr_native.modules._watch import Update, group_of, mark_updates, watch_optimizers
+
+if TYPE_CHECKING:
+    from cpr_native.modules._base import UpdateObserver
+
+
+class Attachment:
+    """What `attach` returns: an engine that tracks the tables of a model without owning them.
+
+    Trackers run if and only if an update follows: a lookup counts when an optimizer's step has used its
+    gradient, whatever `training` is; not under `no_grad`, without a backward, or for a step that AMP skipped.
+    Rows become dirty as the step ends, those of the gradient (sparse indices, nonzero rows of a dense one)
+    where the optimizer leaves all others alone for certain: SGD without momentum, Adagrad and SparseAdam,
+    without weight decay and fused kernels. After any other step of any optimizer, a write that torch saw, or
+    a weight or state tensor that was replaced, all rows of the table are dirty; `max_norm` marks the rows
+    looked up. Writes that torch doesn't see (`weight.data`, NumPy views, a row of optimizer state) must be
+    announced with `mark_dirty`.
+
+    A copy of the model isn't attached. A context manager that detaches.
+    """
+
+    fused = False
+
+    def __init__(
+        self, tables: Sequence[AttachedTable], plan: EnginePlan, optimizers: tuple[Optimizer, ...]
+    ) -> None:
+        self._tables = tuple(tables)
+        self._plan = plan
+        holders = [_holder(table, optimizers) for table in tables]
+        self._states = [RowState(table, i, holders[i]) for i, table in enumerate(tables)]
+        self.optimizers = tuple(o for o in optimizers if any(state.of(o) for state in self._states))
+        self._addresses, self._versions = [0] * len(tables), [0] * len(tables)
+        self._lookups = [Lookups() for _ in tables]
+        self._observer: UpdateObserver | None = None
+        self._hooked: list[tuple[nn.Parameter, Callable[[], None]] | None] = [None] * len(tables)
+        self._unwatch: Callable[[], None] | None = None
+        self._engine = plan.build()
+        self.sync()
+        for index, table in enumerate(tables):
+            for reference in table.modules:
+                module = reference()
+                if module is not None:
+                    ForwardHook(self, functools.partial(self._looked_up, index)).put_on(module)
+        self._unwatch = watch_optimizers(self, _weights, _step_ended, _step_begins)
+
+    @property
+    def engine(self) -> _native.Collection:
+        """The native engine; call `sync()` before handing it on if a weight may have changed."""
+        return self._engine
+
+    @property
+    def plan(self) -> EnginePlan:
+        """The settings from which the engine was built."""
+        return self._plan
+
+    @property
+    def table_names(self) -> list[str]:
+        """The tables in the engine's order, named after the module: `encoder-items` for `encoder.items`."""
+        return [table.name for table in self._tables]
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is still tracked."""
+        return self._unwatch is not None
+
+    def memory(self) -> dict[str, int]:
+        """Bytes the trackers take: `metadata` (8 a row), `ssu` and, at present, `staging`; `weight` is 0."""
+        return self._engine.memory()
+
+    def mark_dirty(self, table: str, rows: Tensor | Sequence[int] | None = None) -> None:
+        """Announce that `rows` (ids, or None for all) of a table were written behind torch's back.
+
+        Raises:
+            KeyError: no such table.
+            IndexError: a row out of range.
+        """
+        if table not in self.table_names:
+            raise KeyError(f"no table {table!r}, expected one of {self.table_names}")
+        index = self.table_names.index(table)
+        if rows is None:
+            self._engine.mark_dirty(index)
+            return
+        ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
+        self._engine.mark_dirty(index, describe(ids))
+
+    def keys(self, model: nn.Module) -> frozenset[str]:
+        """The entries of `model.state_dict()` that are tables, tied ones under every name."""
+        weights = {id(table.synced_weight()) for table in self._tables}
+        state = model.state_dict(keep_vars=True)
+        return frozenset(key for key, value in state.items() if id(value) in weights)
+
+    def incomplete_rows(self) -> str | None:
+        """Why a row can't be restored alone, with its optimizer state; None if every table's can."""
+        for table, state in zip(self._tables, self._states, strict=True):
+            if state.layout is None:
+                held = (
+                    "an optimizer passed to attach()"
+                    if state.optimizer is None
+                    else "one whose state has rows"
+                )
+                return (
+                    f"table {table.name!r} isn't trained by {held} (a known class, float32, dense momentum)"
+                )
+        return None
+
+    def sync(self) -> None:
+        """Take weights and optimizer state as they are now, marking all rows of what was replaced or written.
+
+        Raises:
+            CprError: detached.
+            ValueError, TypeError: a weight or state that can't be tracked any more.
+        """
+        if self._unwatch is None and any(self._addresses):
+            raise CprError("the attachment was detached: attach the model anew")
+        weights = [table.synced_weight() for table in self._tables]
+        for index, weight in enumerate(weights):
+            if weight.data_ptr() != self._addresses[index]:
+                self._engine.bind_weight(index, describe(weight), weight.detach())
+                self._addresses[index] = weight.data_ptr()
+                self._engine.mark_dirty(index)
+            elif weight._version != self._versions[index] or self._states[index].replaced():
+                self._engine.mark_dirty(index)
+            self._versions[index] = weight._version
+        try:
+            for state in self._states:
+                state.bind(self._engine)
+        except SnapshotInProgress:
+            return  # it has its copies; the next one begins with a sync
+
+    def observe_updates(self, observer: UpdateObserver | None) -> None:
+        """Call `observer` with the lookups of each update and then what it returned; None ends it.
+
+        The request holds the ids of every table as one bag of one feature.
+        """
+        self._observer = observer
+
+    def optimizer_scalars(self) -> dict[str, Any]:
+        """What the engine needs to go on, as JSON values: `step`."""
+        return {"step": self._engine.step}
+
+    def load_optimizer_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Put back what `optimizer_scalars` returned."""
+        self._engine.step = scalars["step"]
+
+    def pack(self, optimizer: Optimizer) -> tuple[dict[str, Any], dict[int, list[str]]]:
+        """`optimizer.state_dict()` less the state saved by rows, and what that is, by parameter number."""
+        return pack(optimizer, self._states)
+
+    def unpack(self, optimizer: Optimizer, packed: dict[str, Any], rows: dict[int, list[str]]) -> None:
+        """Load what `pack` returned into `optimizer`; the rows' state has memory then, but no values yet."""
+        unpack(optimizer, self._states, packed, rows)
+
+    def detach(self) -> None:
+        """Stop tracking and remove every hook; a second call does nothing. The engine stays readable."""
+        if self._unwatch is None:
+            return
+        self._unwatch()
+        self._unwatch = None
+        for table in self._tables:
+            for reference in table.modules:
+                module = reference()
+                if module is not None and ForwardHook.owner_of(module) is self:
+                    ForwardHook.take_off(module)
+        for hooked in self._hooked:
+            if hooked is not None:
+                hooked[1]()
+        self._hooked = [None] * len(self._tables)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an attachment belongs to its model: attach the copy")
+
+    def _looked_up(self, index: int, module: nn.Module, ids: Tensor, output: Any) -> None:
+        assert isinstance(module, EmbeddingModule)
+        weight = module._parameters.get("weight")
+        if weight is None or weight.data_ptr() != self._addresses[index]:
+            return  # not the table's: torch.func.functional_call, or moved and not yet taken over
+        if module.max_norm is not None:
+            self._renormalised(index, weight, ids)
+        counted = self._plan.trackers[index].mfu or self._plan.trackers[index].ssu
+        if counted and torch.is_grad_enabled() and weight.requires_grad and output.requires_grad:
+            self._follow(index, weight)
+            self._lookups[index].looked_up(weight, without_padding(ids, module.padding_idx), output)
+
+    def _renormalised(self, index: int, weight: Tensor, ids: Tensor) -> None:
+        if weight._version == self._versions[index] + 1:
+            rows = ids.detach().reshape(-1).to(torch.int64).contiguous()
+            self._engine.mark_dirty(index, describe(rows))
+            self._versions[index] = weight._version
+
+    def _follow(self, index: int, weight: nn.Parameter) -> None:
+        """Hear of gradients that reach `weight`."""
+        hooked = self._hooked[index]
+        if hooked is not None and hooked[0] is weight:
+            return
+        if hooked is not None:
+            hooked[1]()
+        hook = self._lookups[index].accumulated
+        handle = weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooked[index] = (weight, handle.remove)
+
+
+def _weights(attachment: Attachment) -> list[tuple[int, Tensor]]:
+    weights = ((index, table.weight()) for index, table in enumerate(attachment._tables))
+    return [(index, weight) for index, weight in weights if weight is not None]
+
+
+def _step_begins(attachment: Attachment, optimizer: Optimizer) -> None:
+    for index, state in enumerate(attachment._states):
+        if state.of(optimizer) and state.replaced():
+            attachment.engine.mark_dirty(index)
+
+
+def _step_ended(attachment: Attachment, optimizer: Optimizer, updates: Sequence[Update]) -> None:
+    engine = attachment.engine
+    mark_updates(attachment, optimizer, updates)
+    ids: list[Tensor] = []
+    lengths = [0] * len(attachment._tables)
+    for table, _, _ in updates:
+        state = attachment._states[table]
+        if state.of(optimizer) and state.replaced(by_step=True):
+            engine.mark_dirty(table)
+        taken = attachment._lookups[table].take()
+        if taken is not None:
+            engine.track(table, describe(taken))
+            ids.append(taken)
+            lengths[table] = len(taken)
+    if not ids:
+        return
+    engine.step += 1  # the sampled accesses of the next step are others
+    if attachment._observer is not None:
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        attachment._observer(Request(torch.cat(ids), offsets, 1), ())()
+
+
+def _holder(table: AttachedTable, optimizers: Sequence[Optimizer]) -> Optimizer | None:
+    weight = table.synced_weight()
+    holders = [optimizer for optimizer in optimizers if group_of(optimizer, weight) is not None]
+    if len(holders) > 1:
+        raise ValueError(
+            f"attach: table {table.name!r}: its weight is in {len(holders)} of the optimizers, expected 1"
+        )
+    return holders[0] if holders else None
