@@ -36,7 +36,8 @@ def fit(
     `loader`: gives batches; its data position is saved by its own `state_dict()` where it has one, else as
     a count of batches (see `ResumableLoader`). `loss_fn(model, batch)`: the loss, a scalar tensor.
     `epochs`: not used when `loader` is a `ResumableLoader`, which has its own. `dense_optimizer`: becomes the
-    manager's, which saves its state; None for the one it has; the tables update themselves in backward.
+    manager's, which saves its state; None for the one it has; the tables update themselves in backward, and
+    the optimizers of attached tables make their steps here too.
     `schedulers`: of the dense optimizer or of the tables' `fused_optimizer`; each makes a step after every
     training step, `ReduceLROnPlateau` with the loss. `grad_scaler`: scales the loss, the tables too; needs
     a dense optimizer. Both join the manager's `app_state`, as `scheduler_0`, ... and `grad_scaler`.
@@ -49,8 +50,8 @@ def fit(
     data = loader if isinstance(loader, ResumableLoader) else ResumableLoader(loader, epochs=epochs)
     if dense_optimizer is not None:
         manager.dense_optimizer = dense_optimizer
-    optimizer = manager.dense_optimizer
-    if grad_scaler is not None and optimizer is None:
+    optimizers = manager.optimizers
+    if grad_scaler is not None and not optimizers:
         raise ValueError("grad_scaler: without a dense optimizer nothing tells it of infinite gradients")
     manager.loader = data
     manager.app_state = _app_state(manager, schedulers, grad_scaler)
@@ -59,10 +60,10 @@ def fit(
     manager.start()
     model.train()
     for batch in data:
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.zero_grad()
         loss = loss_fn(model, batch)
-        _backward(model, loss, optimizer, grad_scaler)
+        _backward(model, loss, optimizers, grad_scaler)
         for scheduler in schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(loss.item())
@@ -81,20 +82,21 @@ def fit(
 def _backward(
     model: torch.nn.Module,
     loss: torch.Tensor,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
 ) -> None:
-    """Backward, which updates the tables, and the dense optimizer's step."""
-    if scaler is None or optimizer is None:
+    """Backward, which updates the tables, and the steps of torch's optimizers."""
+    if scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.step()
         return
     for module in model.modules():
         if isinstance(module, EngineModule):
             module.grad_scale = 1.0 / scaler.get_scale()
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    scaler.step(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
     scaler.update()
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from cpr_native.modules import EmbeddingFusedOptimizer
+from cpr_native.recovery import optimizers
+from cpr_native.recovery.optimizers import RowStates, class_of
 
 
 @runtime_checkable
@@ -57,8 +59,10 @@ class DenseState:
 
     `model`: its parameters and buffers except `table_keys` (keys of `model.state_dict()` that the engine
     owns); `optimizer`: of the dense parameters, or None; `loader`: gives the data position, or None;
-    `app_state`: whatever else has state, by name. Raises TypeError for an `app_state` that isn't that,
-    ValueError for a fused optimizer of tables among them: it is saved with the rows.
+    `app_state`: whatever else has state, by name; `row_states`: torch optimizers whose state of a table row
+    is saved with the row; one alone is the dense optimizer too where none is given. Raises TypeError for an
+    `app_state` that isn't that, ValueError for a fused optimizer of tables among them: it is saved with the
+    rows.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class DenseState:
         optimizer: torch.optim.Optimizer | None,
         loader: Stateful | None,
         app_state: Mapping[str, Stateful] | None = None,
+        row_states: RowStates | None = None,
     ) -> None:
         check_optimizer(optimizer)
         check_app_state(app_state or {})
@@ -77,6 +82,15 @@ class DenseState:
         self.optimizer = optimizer
         self.loader = loader
         self.app_state = dict(app_state or {})
+        self._row_states = row_states
+        if optimizer is None and row_states is not None and len(row_states.optimizers) == 1:
+            self.optimizer = row_states.optimizers[0]
+
+    @property
+    def table_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The torch optimizers of attached tables but the dense one, which may train tables too."""
+        states = self._row_states
+        return [] if states is None else [each for each in states.optimizers if each is not self.optimizer]
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         state = self._model.state_dict()
@@ -88,11 +102,15 @@ class DenseState:
         return copy.deepcopy(
             {
                 "model": self._parameters(),
-                "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
-                "optimizer_class": _class_of(self.optimizer),
+                "optimizer": optimizers.capture(self.optimizer, self._row_states),
+                "optimizer_class": class_of(self.optimizer),
+                "table_optimizers": [
+                    (class_of(each), optimizers.capture(each, self._row_states))
+                    for each in self.table_optimizers
+                ],
                 "position": position,
                 "app_state": {name: member.state_dict() for name, member in self.app_state.items()},
-                "app_state_classes": {name: _class_of(member) for name, member in self.app_state.items()},
+                "app_state_classes": {name: class_of(member) for name, member in self.app_state.items()},
                 "rng": rng_state(),
             }
         )
@@ -117,7 +135,9 @@ class DenseState:
                 member.load_state_dict(before)
             raise
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+            optimizers.restore(self.optimizer, state["optimizer"], self._row_states)
+        for each, (_, saved) in zip(self.table_optimizers, state.get("table_optimizers", []), strict=True):
+            optimizers.restore(each, saved, self._row_states)
         with torch.no_grad():
             for key, value in self._parameters().items():
                 value.copy_(state["model"][key])
@@ -144,7 +164,8 @@ class DenseState:
                 has, lacks = ("checkpoint", "manager") if owner is None else ("manager", "checkpoint")
                 raise ValueError(f"the {has} has a dense {name} but the {lacks} has none")
         if self.optimizer is not None:
-            self._check_optimizer(self.optimizer, state)
+            optimizers.check("dense optimizer", self.optimizer, state["optimizer"], state["optimizer_class"])
+        self._check_table_optimizers(state)
         self._check_app_state(state)
 
     def _check_app_state(self, state: Mapping[str, Any]) -> None:
@@ -154,23 +175,19 @@ class DenseState:
                 f"app_state: the manager has {sorted(self.app_state)}, the checkpoint {sorted(saved)}"
             )
         for name, member in self.app_state.items():
-            if classes[name] != _class_of(member):
+            if classes[name] != class_of(member):
                 raise ValueError(
-                    f"app_state[{name!r}] is a {_class_of(member)} here, a {classes[name]} in the checkpoint"
+                    f"app_state[{name!r}] is a {class_of(member)} here, a {classes[name]} in the checkpoint"
                 )
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        got, expected = state["optimizer_class"], _class_of(optimizer)
-        if got != expected:
-            raise ValueError(f"the dense optimizer is a {expected} here, a {got} in the checkpoint")
-        sizes = [
-            [len(group["params"]) for group in groups]
-            for groups in (optimizer.param_groups, state["optimizer"]["param_groups"])
-        ]
-        if sizes[0] != sizes[1]:
+    def _check_table_optimizers(self, state: Mapping[str, Any]) -> None:
+        saved, here = state.get("table_optimizers", []), self.table_optimizers
+        if len(saved) != len(here):
             raise ValueError(
-                f"the dense optimizer's groups have {sizes[0]} parameters here, {sizes[1]} in the checkpoint"
+                f"the tables have {len(here)} torch optimizers here, {len(saved)} in the checkpoint"
             )
+        for each, (saved_class, packed) in zip(here, saved, strict=True):
+            optimizers.check("tables' optimizer", each, packed, saved_class)
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -188,10 +205,6 @@ def check_app_state(app_state: Mapping[str, Any]) -> None:
                 f"{name!r}: {type(member).__name__}"
             )
         check_optimizer(member)
-
-
-def _class_of(member: object) -> str | None:
-    return None if member is None else f"{type(member).__module__}.{type(member).__qualname__}"
 
 
 def encode(state: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from cpr_native.modules import EngineModule, Request
+    from cpr_native.modules import Request
+    from cpr_native.recovery.collection import Tracked
 
 
 def routed(
@@ -89,8 +90,8 @@ class LookupLedger:
         self._open[:] = 0
         self._total = total
 
-    def watch(self, module: EngineModule, features: Sequence[int], block_rows: Sequence[int]) -> None:
-        """Count every fused update of `module` from now on; arguments as of `routed`.
+    def watch(self, module: Tracked, features: Sequence[int], block_rows: Sequence[int]) -> None:
+        """Count every update of `module` from now on; arguments as of `routed`.
 
         What the engine's counters hold already is unsaved.
         """

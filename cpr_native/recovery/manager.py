@@ -77,7 +77,12 @@ class RecoveryManager(DenseMembers):
             self._tables.engine, store, self._tables.schema, self._placement
         )
         self._dense = DenseState(
-            model, self._tables.keys, optimizer=dense_optimizer, loader=loader, app_state=app_state
+            model,
+            self._tables.keys,
+            optimizer=dense_optimizer,
+            loader=loader,
+            app_state=app_state,
+            row_states=self._tables.row_states,
         )
         ledger = LookupLedger(job.shards)
         counted = ledger if self.policy.recovery == "partial" else None
@@ -208,6 +213,7 @@ class RecoveryManager(DenseMembers):
         wanted = restore.check_shards(failed_shards, len(self.shards))
         failed = tuple(sorted({*wanted, *self._half.shards}))
         self._saves.settle()
+        self._tables.module.sync()
         started = perf_counter()
         if self.policy.recovery == "partial":
             report = self._recover_partial(failed, started)

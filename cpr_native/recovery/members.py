@@ -42,6 +42,12 @@ class DenseMembers:
         self._dense.optimizer = optimizer
 
     @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All torch optimizers whose state is saved: the dense one and those of attached tables."""
+        dense = self._dense.optimizer
+        return (*([] if dense is None else [dense]), *self._dense.table_optimizers)
+
+    @property
     def app_state(self) -> Mapping[str, Stateful]:
         """What else is saved, by name: schedulers, a GradScaler, ...; a copy; may be set until it starts."""
         return dict(self._dense.app_state)

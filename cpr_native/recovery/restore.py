@@ -76,6 +76,7 @@ def restore_point(
     writer.rollback(point)
     with half.writing(failed):
         dense.restore(state)
+        tables.module.sync()
         for number in failed:
             shards[number].discard()
         ranges = [row_range for shard in shards for row_range in shard.ranges]

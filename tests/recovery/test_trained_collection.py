@@ -68,7 +68,7 @@ def test_v24_torch_optimizers_of_the_tables_end_bit_equal_after_failures(
 
 @pytest.mark.parametrize("policy", [Partial(), Mfu(), Ssu()], ids=["partial", "mfu", "ssu"])
 def test_partial_recovery_needs_a_fused_optimizer(tmp_path: Path, policy: Policy) -> None:
-    with pytest.raises(ValueError, match="use a fused optimizer, or Full"):
+    with pytest.raises(ValueError, match="use a fused optimizer or attach"):
         manage(Net(None), tmp_path, policy)
 
 
