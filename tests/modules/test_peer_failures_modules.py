@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cpr_native import SGD, Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig
+from cpr_native import SGD, Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, Trackers
+from cpr_native._native import Selection, Snapshot
 
 ROWS = 10
 
@@ -34,12 +35,43 @@ def test_v1_empty_offsets_raise_instead_of_a_segfault() -> None:
     assert "ValueError: offsets" in result.stderr
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_v2_last_offset_below_the_number_of_ids_raises(dtype: torch.dtype, sparse: bool) -> None:
+    bag = EmbeddingBag(ROWS, 3, mode="sum", include_last_offset=True, sparse=sparse, dtype=dtype)
+    with pytest.raises(ValueError, match="number of ids 4, got 3"):
+        bag(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2, 3]))
+    assert not bag.engine.counts(0).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_v3_unsorted_offsets_raise(mode: str, dtype: torch.dtype) -> None:
     bag = EmbeddingBag(ROWS, 3, mode=mode)
     with pytest.raises(ValueError, match="offsets"):
         bag(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3, 1], dtype=dtype))
+
+
+def rows_of(snapshot: Snapshot) -> dict[int, np.ndarray]:
+    """The rows of table 0 in a snapshot, which is then committed."""
+    with snapshot:
+        rows = {}
+        for chunk in snapshot:
+            rows.update(zip(chunk.rows.tolist(), chunk.weight.copy(), strict=True))
+            chunk.close()
+        snapshot.commit()
+    return rows
+
+
+def test_v4_rows_that_max_norm_changed_are_in_the_next_delta() -> None:
+    bag = EmbeddingBag(ROWS, 3, max_norm=0.5, optimizer=SGD(lr=0.1))
+    base = rows_of(bag.engine.begin([Selection.all()], clears_dirty=True))
+    with torch.no_grad():
+        bag.eval()(torch.tensor([[1, 2, 2]]))
+    delta = rows_of(bag.engine.begin([Selection.dirty()], clears_dirty=True))
+    assert sorted(delta) == [1, 2]
+    restored = np.stack([{**base, **delta}[row] for row in range(ROWS)])
+    np.testing.assert_array_equal(restored, bag.weight.detach().numpy())
 
 
 @pytest.mark.parametrize("bad", [None, ROWS, -1])
@@ -101,6 +133,21 @@ def test_v8_forward_without_backward_is_not_tracked() -> None:
     module = collection()
     module(torch.tensor([1, 2, 2, 9]), torch.tensor([0, 1, 2, 3, 4]))
     assert not module.engine.trackers(0).any()
+
+
+def test_v9_memory_of_the_trackers_is_constant() -> None:
+    trackers = Trackers(drift=True, ssu_fraction=0.5)
+    module = EmbeddingBag(1000, 2, mode="sum", optimizer=SGD(lr=0.01), trackers=trackers)
+    before = module.engine.memory()
+    generator = torch.Generator().manual_seed(0)
+    batches = torch.randint(0, 1000, (10_000, 4, 2), generator=generator)
+    for ids in batches:
+        module(ids).sum().backward()
+    assert module.engine.step == 10_000
+    assert module.engine.memory() == before
+    assert before["metadata"] == 16 * 1000
+    assert before["ssu"] <= 4 * 512
+    assert 0 < len(module.engine.sampled_rows(0)) <= 500
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1), None])
