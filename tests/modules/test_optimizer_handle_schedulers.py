@@ -137,3 +137,13 @@ def test_backward_counts_as_the_step_that_schedulers_wait_for() -> None:
     scheduler = lr_scheduler.StepLR(idle.fused_optimizer, 1)
     with pytest.warns(UserWarning, match="before `optimizer.step"):
         scheduler.step()
+
+
+def test_a_compiled_model_follows_the_schedule() -> None:
+    own = EmbeddingBag.from_pretrained(torch.zeros(2, 1), freeze=False, mode="sum", optimizer=SGD(lr=1.0))
+    compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
+    scheduler = lr_scheduler.LambdaLR(own.fused_optimizer, lambda step: 0.5**step)
+    for _ in range(4):
+        compiled(torch.tensor([[1]])).sum().backward()
+        scheduler.step()
+    assert own.weight[1].item() == -(1.0 + 0.5 + 0.25 + 0.125)
