@@ -68,6 +68,7 @@ void Workspace::reserve(int64_t keys, int64_t dim, bool drift) {
     before.resize(n);
     after.resize(n);
     sampled.resize(n);
+    starts.resize(n + 1);
   }
   if (drift && drift_before.size() < n) {
     drift_before.resize(n);

@@ -74,6 +74,7 @@ struct Workspace {
   std::vector<double> sums;      // [kSumLevels + kScratchRows, dim] of float or double
   std::vector<uint32_t> before;  // words of the unit's unique rows around the update
   std::vector<uint32_t> after;
+  std::vector<uint32_t> starts;     // where their runs of keys begin, and the end
   std::vector<float> drift_before;  // and their drifts
   std::vector<float> drift_after;
   std::vector<uint32_t> sampled;  // unique rows that were sampled

@@ -1,6 +1,7 @@
 // Part of kernels.cpp: the fused update of one unit: sort, sum, optimizer and trackers in one visit of each row.
 
-inline constexpr int64_t kUpdateAhead = 12;  // keys
+inline constexpr int64_t kUpdateAhead = 12;     // rows
+inline constexpr int64_t kGradientsAhead = 16;  // keys
 
 // How the gradient of an occurrence is made of its bag's.
 enum class Occurrence { kPlain, kScaled, kLargest };
@@ -29,14 +30,27 @@ CPR_INLINE void add_largest(const UpdateArgs& a, uint64_t position, const T* g, 
   }
 }
 
-// The ordered sum of the gradients of keys [0, count) of one row. Points into grad or into sums.
+template <typename T, int D>
+CPR_INLINE void prefetch_gradient(const UpdateArgs& a, uint64_t key) {
+  int64_t bag = 0;
+  const char* g = reinterpret_cast<const char*>(gradient_of<T>(a, key & kPositionMask, &bag));
+  const int64_t bytes = fixed_dim<D>(a.table.dim) * static_cast<int64_t>(sizeof(T));
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(g + byte);
+}
+
+// The ordered sum of the gradients of keys [0, count) of one row; `left` >= count keys follow. Points into grad or into
+// sums.
 template <typename T, int D, Occurrence kKind>
-CPR_INLINE const T* sum_gradients(const UpdateArgs& a, const uint64_t* keys, int64_t count, T* sums) {
+CPR_INLINE const T* sum_gradients(const UpdateArgs& a, const uint64_t* keys, int64_t count, int64_t left, T* sums) {
   const int64_t dim = fixed_dim<D>(a.table.dim);
   int64_t bag = 0;
-  if (kKind == Occurrence::kPlain && count == 1) return gradient_of<T>(a, keys[0] & kPositionMask, &bag);
+  if (kKind == Occurrence::kPlain && count == 1) {
+    prefetch_gradient<T, D>(a, keys[kGradientsAhead < left ? kGradientsAhead : left - 1]);
+    return gradient_of<T>(a, keys[0] & kPositionMask, &bag);
+  }
   const bool tree = count > kSumFanout;
   for (int64_t i = 0; i < count; ++i) {
+    prefetch_gradient<T, D>(a, keys[i + kGradientsAhead < left ? i + kGradientsAhead : left - 1]);
     const uint64_t position = keys[i] & kPositionMask;
     const T* g = gradient_of<T>(a, position, &bag);
     const bool first = tree ? i % kSumFanout == 0 : i == 0;
@@ -61,27 +75,36 @@ CPR_INLINE const T* sum_gradients(const UpdateArgs& a, const uint64_t* keys, int
 
 #include "cpu/optimizers.inl"
 
-// End of the run of equal rows that begins at keys[i], and whether any of its positions was sampled: one loop for both,
-// since the length of a run is hard to predict.
-CPR_INLINE int64_t run_end(const uint64_t* keys, int64_t i, int64_t n, bool* sampled) {
-  const uint64_t row = keys[i] >> 32;
-  uint64_t any = keys[i];
-  int64_t end = i + 1;
-  for (; end < n && (keys[end] >> 32) == row; ++end) any |= keys[end];
-  *sampled = (any & kSampledFlag) != 0;
-  return end;
+// Where runs of equal rows begin, and one past the last; `sampled`: whether any position of the run was. Without
+// branches: the lengths of runs are hard to predict. Returns the number of runs.
+static int64_t find_runs(const uint64_t* keys, int64_t n, uint32_t* starts, uint32_t* sampled) noexcept {
+  int64_t runs = -1;
+  uint64_t row = ~uint64_t{0};
+  uint32_t any = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t next = keys[i] >> 32;
+    const bool begins = next != row;
+    row = next;
+    runs += begins ? 1 : 0;
+    any = (begins ? 0 : any) | static_cast<uint32_t>(keys[i]);
+    starts[runs] = begins ? static_cast<uint32_t>(i) : starts[runs];
+    sampled[runs] = any >> 31;
+  }
+  starts[runs + 1] = static_cast<uint32_t>(n);
+  return runs + 1;
 }
 
-// Settles the row and brings its word up to date; `word` was its word before and `next` is after.
-CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, TrackerDelta* delta, uint32_t* word,
-                      uint32_t* next) {
+// Settles the row and brings its word up to date; `word` was its word before and `next` is after. `drifts`: the caller
+// then writes the drift.
+CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampled, bool drifts, TrackerDelta* delta,
+                      uint32_t* word, uint32_t* next) {
   uint32_t* cell = &meta_of(t, row)->word;
   *word = settle(t, row, load_word(cell), delta);
   uint32_t now = *word;
   if (t.track_mfu) now = add_count(now, static_cast<uint64_t>(count));
   if (t.track_dirty) now |= kDirtyBit;
   now |= sampled ? kListedBit : 0;
-  if (t.track_drift) now &= ~kVoidDriftBit;
+  if (drifts) now &= ~kVoidDriftBit;
   store_word(cell, now);
   *next = now;
 }
@@ -94,7 +117,7 @@ CPR_INLINE void track_drift(const TableView& t, int64_t row, uint32_t word, floa
 
 // What `account` does row by row, for a unit at once and in lanes: in the loop over rows it would cost three times as
 // much.
-static void account_unit(const TableView& t, Workspace* w, int64_t n, TrackerDelta* delta) noexcept {
+static void account_unit(const TableView& t, bool drifts, Workspace* w, int64_t n, TrackerDelta* delta) noexcept {
   uint32_t* before = w->before.data();
   uint32_t* after = w->after.data();
   int64_t dirty = 0;
@@ -110,7 +133,7 @@ static void account_unit(const TableView& t, Workspace* w, int64_t n, TrackerDel
       ++delta->counts[after[i]];
     }
   }
-  if (t.track_drift) {
+  if (drifts) {
     const float* drift_before = w->drift_before.data();
     const float* drift_after = w->drift_after.data();
     for (int64_t i = 0; i < n; ++i) {
@@ -124,20 +147,15 @@ static void account_unit(const TableView& t, Workspace* w, int64_t n, TrackerDel
   }
 }
 
-template <typename T, int D>
-CPR_INLINE void prefetch_update(const UpdateArgs& a, uint64_t key) {
-  const int64_t dim = fixed_dim<D>(a.table.dim);
-  const int64_t row = static_cast<int64_t>(key >> 32);
-  __builtin_prefetch(meta_of(a.table, row), 1);
-  int64_t bag = 0;
-  const char* g = reinterpret_cast<const char*>(gradient_of<T>(a, key & kPositionMask, &bag));
-  for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(g + byte);
-  const int64_t bytes = D > 0 ? dim * static_cast<int64_t>(sizeof(float)) : weight_bytes(a.table.format);
-  const char* w = static_cast<const char*>(a.table.weight) + row * bytes;
+template <int D>
+CPR_INLINE void prefetch_to_write(const TableView& t, int64_t row) {
+  __builtin_prefetch(meta_of(t, row), 1);
+  const int64_t bytes = D > 0 ? D * static_cast<int64_t>(sizeof(float)) : weight_bytes(t.format);
+  const char* w = static_cast<const char*>(t.weight) + row * bytes;
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(w + byte, 1);
   if constexpr (D == 0) {
-    for (int array = 0; array < a.table.num_arrays; ++array) {
-      const StateArray& state = a.table.arrays[array];
+    for (int array = 0; array < t.num_arrays; ++array) {
+      const StateArray& state = t.arrays[array];
       const char* s = reinterpret_cast<const char*>(state.data + row * state.columns);
       for (int64_t byte = 0; byte < state.columns * 4; byte += 64) __builtin_prefetch(s + byte, 1);
     }
@@ -146,8 +164,8 @@ CPR_INLINE void prefetch_update(const UpdateArgs& a, uint64_t key) {
 
 // The row's gradient, with what multiplies it; points into grad or into sums.
 template <typename T, int D, Occurrence kKind>
-CPR_INLINE const T* row_gradient(const UpdateArgs& a, const uint64_t* keys, int64_t count, T* sums) {
-  const T* g = sum_gradients<T, D, kKind>(a, keys, count, sums);
+CPR_INLINE const T* row_gradient(const UpdateArgs& a, const uint64_t* keys, int64_t count, int64_t left, T* sums) {
+  const T* g = sum_gradients<T, D, kKind>(a, keys, count, left, sums);
   T scale = static_cast<T>(a.grad_scale);
   if (a.scale_grad_by_freq) scale /= static_cast<T>(count);
   if (scale == T{1}) return g;
@@ -159,38 +177,38 @@ template <typename T, int D, Optimizer kOptimizer, Occurrence kKind>
 static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n, Workspace* w,
                            TrackerDelta* delta) noexcept {
   T* sums = reinterpret_cast<T*>(w->sums.data());
+  const uint32_t* starts = w->starts.data();
+  uint32_t* before = w->before.data();
+  uint32_t* after = w->after.data();
   uint32_t* sampled_rows = w->sampled.data();
   const int64_t dim = fixed_dim<D>(a.table.dim);
-  int64_t unique = 0;
+  const bool drifts = kOptimizer != Optimizer::kNone && a.table.track_drift;
+  const int64_t unique = find_runs(keys, n, w->starts.data(), after);
   int64_t num_sampled = 0;
-  int64_t ahead = 0;
-  for (int64_t i = 0; i < n;) {
-    for (; ahead < n && ahead <= i + kUpdateAhead; ++ahead) prefetch_update<T, D>(a, keys[ahead]);
-    const int64_t row = static_cast<int64_t>(keys[i] >> 32);
-    bool sampled = false;
-    const int64_t end = run_end(keys, i, n, &sampled);
-    uint32_t* word = w->before.data() + unique;
-    track(a.table, row, end - i, sampled, delta, word, w->after.data() + unique);
+  for (int64_t u = 0; u < unique; ++u) {
+    const int64_t ahead = u + kUpdateAhead < unique ? u + kUpdateAhead : unique - 1;
+    prefetch_to_write<D>(a.table, static_cast<int64_t>(keys[starts[ahead]] >> 32));
+    const int64_t first = starts[u];
+    const int64_t count = starts[u + 1] - first;
+    const int64_t row = static_cast<int64_t>(keys[first] >> 32);
+    const bool sampled = after[u] != 0;
+    track(a.table, row, count, sampled, drifts, delta, before + u, after + u);
     if constexpr (kOptimizer == Optimizer::kNone) {
-      a.out_rows[unique] = row;
+      a.out_rows[u] = row;
       if (a.out_grad != nullptr) {
-        const T* g = row_gradient<T, D, kKind>(a, keys + i, end - i, sums);
-        copy_row<D>(static_cast<T*>(a.out_grad) + unique * dim, g, dim);
+        const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, sums);
+        copy_row<D>(static_cast<T*>(a.out_grad) + u * dim, g, dim);
       }
     } else {
-      const T* g = row_gradient<T, D, kKind>(a, keys + i, end - i, sums);
+      const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, sums);
       const float norm = optimise_row<D, kOptimizer>(a, row, g, sums + kSumLevels * dim);
-      if (a.table.track_drift) {
-        track_drift(a.table, row, *word, norm, w->drift_before.data() + unique, w->drift_after.data() + unique);
-      }
+      if (drifts) track_drift(a.table, row, before[u], norm, w->drift_before.data() + u, w->drift_after.data() + u);
     }
     sampled_rows[num_sampled] = static_cast<uint32_t>(row);
     num_sampled += sampled ? 1 : 0;
-    ++unique;
-    i = end;
   }
   w->num_sampled = num_sampled;
-  account_unit(a.table, w, unique, delta);
+  account_unit(a.table, drifts, w, unique, delta);
   return unique;
 }
 

@@ -236,7 +236,6 @@ int64_t Collection::gradient(Batch* batch, const void* grad, int64_t index, int6
   reserve_staging(*batch);
   cpu::UpdateArgs args = update_args(batch, index, grad);
   args.optimizer = Optimizer::kNone;
-  args.table.track_drift = false;
   args.out_rows = rows;
   args.out_grad = values;
   workspaces_[0].reserve(units[0].size, table(index).dim(), false);
