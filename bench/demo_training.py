@@ -19,7 +19,7 @@ from cpr_native.modules import EmbeddingBagCollection
 # The demo's own tables (338k rows), and all rows of Criteo Kaggle (33.8M).
 SCALES = {"demo": 0.01, "kaggle": 1.0}
 BATCH = 2048
-BATCHES = 400
+BATCHES = 200
 
 
 class Training:

@@ -38,7 +38,7 @@ def copy_bandwidth(threads: int, *, size: int = _BUFFER) -> float:
 
     The buffers are far larger than any cache; each of `threads` threads copies its part.
     """
-    source, target = np.zeros(size, np.uint8), np.ones(size, np.uint8)
+    source, target = np.full(size, 1, np.uint8), np.full(size, 2, np.uint8)  # written: pages of their own
     pairs = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     tensors = torch.from_numpy(source), torch.from_numpy(target)
     before = torch.get_num_threads()
