@@ -34,10 +34,8 @@ class Engine:
                 name=f"t{t}",
                 num_embeddings=n,
                 embedding_dim=self.dim,
-                init_min=-0.5,
-                init_max=0.5,
                 pooling=self.pooling,
-                **self.spec,
+                **{"init_min": -0.5, "init_max": 0.5, **self.spec},
             )
             for t, n in enumerate(self.rows)
         ]
@@ -52,11 +50,12 @@ class Engine:
         )
 
     def lookup(
-        self, ids: NDArray[Any], offsets: NDArray[Any], weights: NDArray[np.float32] | None = None
-    ) -> tuple[NDArray[np.float32], Batch]:
-        """Look up with `keep`: the output [batch, dims] and the batch."""
+        self, ids: NDArray[Any], offsets: NDArray[Any], weights: NDArray[Any] | None = None
+    ) -> tuple[NDArray[Any], Batch]:
+        """Look up with `keep`: the output [batch, dims] (float64 for float64 tables) and the batch."""
         batch = (len(offsets) - 1) // len(self.rows)
-        out = np.full((batch, self.native.output_dim), np.nan, dtype=np.float32)
+        dtype = np.float64 if self.spec.get("dtype") == "float64" else np.float32
+        out = np.full((batch, self.native.output_dim), np.nan, dtype=dtype)
         per_sample = None if weights is None else describe(weights)
         kept = self.native.lookup(
             describe(ids), describe(offsets), per_sample, describe(out), threads=self.threads, keep=True
@@ -68,6 +67,11 @@ class Engine:
         """One forward and backward."""
         _, batch = self.lookup(ids, offsets)
         return self.native.update(batch, describe(grad), threads=self.threads)
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the native collection with arrays for memory, held during the call."""
+        given = [describe(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        return getattr(self.native, name)(*given, **options)
 
     def random_step(self, rng: np.random.Generator, bags: int, *, skew: float = 3.0) -> None:
         """One step of `bags` one-id bags a table with skewed ids and normal gradients."""

@@ -53,11 +53,21 @@ CPR_INLINE uint16_t float16_from_float(float x, uint32_t noise) {
   return static_cast<uint16_t>(half | ((bits >> 16) & 0x8000U));
 }
 
-// The noise that rounds to nearest, ties to even.
-CPR_INLINE uint32_t nearest_bfloat16(float x) { return 0x7fffU + ((bits_of_float(x) >> 16) & 1U); }
-CPR_INLINE uint32_t nearest_float16(float x) {
-  const uint32_t magnitude = bits_of_float(x) & 0x7fffffffU;
-  return 0xfffU + ((bits_of_float(float_from_bits(magnitude) * 0x1p-112F) >> 13) & 1U);
+// To nearest, ties to even.
+CPR_INLINE uint16_t nearest_bfloat16(float x) {
+  return bfloat16_from_float(x, 0x7fffU + ((bits_of_float(x) >> 16) & 1U));
+}
+
+// Denormal results are rounded once, by a sum whose last place is theirs.
+CPR_INLINE uint16_t nearest_float16(float x) {
+  const uint32_t bits = bits_of_float(x);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const uint32_t denormal = bits_of_float(float_from_bits(magnitude) + 0.5F) - bits_of_float(0.5F);
+  const uint32_t normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  const uint32_t rounded = magnitude < (113U << 23) ? denormal : normal;
+  const uint32_t finite = rounded < 0x7c00U ? rounded : 0x7c00U;
+  const uint32_t half = magnitude > 0x7f800000U ? 0x7e00U : finite;
+  return static_cast<uint16_t>(half | ((bits >> 16) & 0x8000U));
 }
 
 // A row of `dtype`, not float64, as floats.
@@ -78,9 +88,9 @@ CPR_INLINE void store_nearest(const float* x, DType dtype, int64_t dim, void* ro
   if (dtype == DType::kFloat32) {
     __builtin_memcpy(row, x, static_cast<size_t>(dim) * sizeof(float));
   } else if (dtype == DType::kBFloat16) {
-    for (int64_t d = 0; d < dim; ++d) halves[d] = bfloat16_from_float(x[d], nearest_bfloat16(x[d]));
+    for (int64_t d = 0; d < dim; ++d) halves[d] = nearest_bfloat16(x[d]);
   } else {
-    for (int64_t d = 0; d < dim; ++d) halves[d] = float16_from_float(x[d], nearest_float16(x[d]));
+    for (int64_t d = 0; d < dim; ++d) halves[d] = nearest_float16(x[d]);
   }
 }
 

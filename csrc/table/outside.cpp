@@ -47,7 +47,7 @@ double norm_of(const double* x, int64_t n, double p) {
   for (int64_t d = 0; d < n; ++d) {
     const double a = std::abs(x[d]);
     if (std::isinf(p)) {
-      sum = std::max(sum, a);
+      sum = a > sum || std::isnan(a) ? a : sum;
     } else {
       sum += p == 2.0 ? a * a : p == 1.0 ? a : std::pow(a, p);
     }
@@ -120,7 +120,6 @@ void Collection::track(int64_t index, const void* ids, bool ids_are_64bit, int64
   cpu::UpdateArgs args;
   args.table = update_view(index);
   args.table.track_dirty = false;
-  args.table.track_drift = false;
   args.batch = n;
   args.only_feature = 0;
   const int64_t column = 0;
