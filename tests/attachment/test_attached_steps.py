@@ -246,3 +246,36 @@ def test_v27_empty_batch_changes_nothing(kind: type[Optimizer]) -> None:
         model.weight[3] = 0.0
     optimizer.step()
     assert dirty_rows(attachment) == set(range(ROWS)), "a write is never taken for the step's own"
+
+
+def test_state_loaded_before_the_first_step_marks_everything() -> None:
+    def job() -> tuple[nn.Embedding, torch.optim.SparseAdam]:
+        model = nn.Embedding(ROWS, DIM, sparse=True)
+        return model, torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+
+    other, trained = job()
+    other(torch.arange(ROWS)).sum().backward()
+    trained.step()
+    model, optimizer = job()
+    attachment = attach(model, optimizer=optimizer)
+    clean(attachment)
+    optimizer.load_state_dict(trained.state_dict())
+    model(STEPS[1]).sum().backward()
+    optimizer.step()
+    assert dirty_rows(attachment) == set(range(ROWS))
+
+
+def test_write_by_a_hook_of_the_step_marks_everything() -> None:
+    model = nn.Embedding(ROWS, DIM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer=optimizer)
+    clean(attachment)
+
+    def limit(*_: object) -> None:
+        with torch.no_grad():
+            model.weight.clamp_(-0.5, 0.5)
+
+    optimizer.register_step_post_hook(limit)
+    model(STEPS[1]).sum().backward()
+    optimizer.step()
+    assert dirty_rows(attachment) == set(range(ROWS))
