@@ -16,7 +16,7 @@ from cpr_native._native import Collection, TableSpec, supported_isas
 from cpr_native._tensor import describe
 
 PROGRAM = """
-import hashlib, sys
+import hashlib, itertools, sys
 import numpy as np
 from engine import Engine, drain
 from cpr_native._native import Selection, isa
@@ -24,41 +24,96 @@ from cpr_native._native import Selection, isa
 digest = hashlib.sha256()
 threads = int(sys.argv[1])
 rng = np.random.default_rng(0)
-for dim in (1, 3, 4, 8, 16, 17, 32, 40, 64, 128):
-    for optimizer, pooling in (("sgd", "sum"), ("row_wise_adagrad", "mean")):
-        engine = Engine(rows=(60_000, 97, 1), dim=dim, threads=threads, optimizer=optimizer, pooling=pooling)
-        for step in range(3):
-            lengths = rng.integers(0, 4, 3 * 3000)
-            lengths[7], lengths[3001] = 5000, 1025
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            ids = np.concatenate([
-                rng.integers(0, n, offsets[(t + 1) * 3000] - offsets[t * 3000])
-                for t, n in enumerate(engine.rows)
-            ])
-            out, _ = engine.lookup(ids, offsets)
+
+
+def bags(rows):
+    # 3,000 a table, with a long one, and enough ids for a large table to be split among threads.
+    lengths = rng.integers(0, 4, 3 * 3000)
+    lengths[7], lengths[3001] = 5000, 1025
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.concatenate([
+        rng.integers(0, n, offsets[(t + 1) * 3000] - offsets[t * 3000]) for t, n in enumerate(rows)
+    ])
+    return ids, offsets
+
+
+def train(steps, **options):
+    engine = Engine(rows=(60_000, 97, 1), threads=threads, **options)
+    for step in range(steps):
+        ids, offsets = bags(engine.rows)
+        weights = None
+        if step == 1 and engine.pooling == "sum":
+            weights = rng.random(len(ids)).astype(np.float64 if is_wide(options) else np.float32)
+        out, batch = engine.lookup(ids, offsets, weights)
+        digest.update(out.tobytes())
+        grad = rng.standard_normal(out.shape).astype(out.dtype)
+        if engine.optimizer == "none":
+            for table in range(3):
+                rows, values = engine.call("gradient", batch, grad, table=table, threads=threads)
+                digest.update(rows.tobytes() + values.tobytes())
+        else:
+            assert engine.call("update", batch, grad, threads=threads, grad_scale=(1.0, 0.7)[step % 2])
+        if weights is not None:
+            out = np.empty_like(weights)
+            _, batch = engine.lookup(ids, offsets, weights)
+            engine.call("per_sample_weight_grad", batch, grad, out, threads=threads)
             digest.update(out.tobytes())
-            grad = rng.standard_normal(out.shape).astype(np.float32)
-            assert engine.step(ids, offsets, grad)
-        for table in range(3):
-            weight, state, words = engine.rows_of(table)
-            digest.update(weight.tobytes() + words.tobytes())
-            digest.update(b"" if state is None else state.tobytes())
-            digest.update(engine.native.sampled_rows(table).tobytes())
-        snapshot = engine.begin(*(Selection.most_used(20) for _ in range(3)), clears_dirty=False)
+    return engine
+
+
+def is_wide(options):
+    return options.get("spec", {}).get("dtype") == "float64"
+
+
+def finish(engine):
+    kinds = ["most_used", "most_drifted"] if engine.spec.get("drift") else ["most_used"]
+    for kind in kinds:
+        snapshot = engine.begin(*(getattr(Selection, kind)(20) for _ in range(3)), clears_dirty=False)
         for taken in drain(snapshot, 3):
-            digest.update(taken.rows.tobytes() + taken.count.tobytes())
-        snapshot.commit()
+            digest.update(taken.rows.tobytes() + taken.count.tobytes() + taken.weight.tobytes())
+        snapshot.abort()
+    for table in range(3):
+        engine.call("renormalise", table, np.arange(engine.rows[table]), 0.8, 2.0)
+        weight, state, words = engine.rows_of(table)
+        digest.update(weight.tobytes() + words.tobytes())
+        digest.update(b"" if state is None else state.tobytes())
+        digest.update(engine.native.sampled_rows(table).tobytes())
+        if engine.spec.get("drift"):
+            digest.update(engine.native.drift(table).tobytes())
+
+
+{cases}
 print(isa(), digest.hexdigest())
 """
 
+# Dimensions with kernels of their own and others.
+DIMENSIONS = """
+for dim in (1, 3, 4, 8, 16, 17, 32, 40, 64, 128):
+    for optimizer, pooling in (("sgd", "sum"), ("row_wise_adagrad", "mean")):
+        finish(train(3, dim=dim, optimizer=optimizer, pooling=pooling))
+"""
 
-def digest_of(isa: str, threads: int) -> str:
+# Everything that chooses a kernel, the dimensions in turn.
+KINDS = """
+optimizers = ("none", "sgd", "row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam")
+dims = itertools.cycle((1, 8, 17, 16, 5, 40, 32))
+for dtype, optimizer in itertools.product(("float32", "float16", "bfloat16", "float64"), optimizers):
+    if dtype == "float64" and optimizer != "none":
+        continue
+    for number, pooling in enumerate(("sum", "mean", "max")):
+        spec = {"dtype": dtype, "drift": optimizer != "none", "scale_grad_by_freq": number == 1}
+        settings = {"weight_decay": 0.01 * number, "eps": 1e-4}
+        finish(train(2, dim=next(dims), optimizer=optimizer, pooling=pooling, spec=spec, settings=settings))
+"""
+
+
+def digest_of(cases: str, isa: str, threads: int) -> str:
     environment = {**os.environ, "CPR_ISA": isa}
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
     )
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(threads)],
+        [sys.executable, "-c", PROGRAM.replace("{cases}", cases), str(threads)],
         env=environment,
         capture_output=True,
         text=True,
@@ -69,9 +124,11 @@ def digest_of(isa: str, threads: int) -> str:
     return digest
 
 
-def test_same_bits_on_every_instruction_set_and_thread_count() -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cases", [DIMENSIONS, KINDS], ids=["dimensions", "kinds"])
+def test_same_bits_on_every_instruction_set_and_thread_count(cases: str) -> None:
     runs = [(isa, 1) for isa in supported_isas()] + [(supported_isas()[-1], n) for n in (2, 5)]
-    digests = {run: digest_of(*run) for run in runs}
+    digests = {run: digest_of(cases, *run) for run in runs}
     assert len(set(digests.values())) == 1, digests
 
 
