@@ -264,7 +264,7 @@ class EngineModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self.sync()
-        left_out = ("_engine", "_hook", "_token", "_observer", "_optimizer")
+        left_out = ("_engine", "_hook", "_token", "_observer", "_optimizer", "_compiled_call_impl")
         state = {key: value for key, value in self.__dict__.items() if key not in left_out}
         return {**state, "_copied": (self.optimizer_scalars(), self._carried())}
 

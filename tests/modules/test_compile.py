@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -227,6 +228,8 @@ def test_sparse_gradients_reach_the_weights_hooks() -> None:
     assert [grad.is_sparse for grad in heard] == [True, True]
     assert bag.weight.grad is not None
     assert bag.weight.grad.to_dense()[:, 0].tolist() == [0, 2, 4, 2, 0, 0, 0, 0]
+    with pytest.raises(RuntimeError, match="not to have been used in the graph"):
+        torch.autograd.grad(compiled(IDS).sum(), bag.weight)
 
 
 def test_observer_hears_of_compiled_updates() -> None:
@@ -243,10 +246,12 @@ def test_observer_hears_of_compiled_updates() -> None:
 
 
 def test_copies_have_graphs_of_their_own() -> None:
-    bag, compiled = small()
-    compiled(IDS).sum().backward()
-    twin = copy.deepcopy(bag)
+    bag, _ = small()
+    bag.compile(fullgraph=True, backend="aot_eager")
+    bag(IDS).sum().backward()
     before = bag.weight.detach().clone()
-    torch.compile(twin, fullgraph=True, backend="aot_eager")(IDS).sum().backward()
-    assert torch.equal(bag.weight, before)
-    assert not torch.equal(twin.weight, before)
+    for twin in (copy.deepcopy(bag), pickle.loads(pickle.dumps(bag))):
+        twin.compile(fullgraph=True, backend="aot_eager")
+        twin(IDS).sum().backward()
+        assert torch.equal(bag.weight, before)
+        assert not torch.equal(twin.weight, before)
