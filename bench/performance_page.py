@@ -92,6 +92,7 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 def figure(value: float) -> str:
     """Return a number with two or three significant digits."""
+    value = float(value)
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
