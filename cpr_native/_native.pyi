@@ -334,6 +334,35 @@ class SegmentTensor:
     """One tensor of a segment, gathered from `pieces` laid end to end along dimension 0."""
     def __init__(self, name: str, dtype: str, shape: Sequence[int], pieces: Sequence[TensorRef]) -> None: ...
 
-def write_segment(
-    path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]
-) -> tuple[int, int]: ...
+class SegmentFile:
+    """A new file that holds `tensors`, written by the constructor and removed again unless it is synced.
+
+    `path` must not exist. `metadata` gets the CRC-32C of each tensor beside it. `size`: bytes of the file;
+    `crc`: its CRC-32C. Raises ValueError for a repeated name, OSError.
+    """
+    def __init__(
+        self, path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]
+    ) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def crc(self) -> int: ...
+    def sync(self) -> None:
+        """Return when the bytes are durable; the directory is the caller's to sync. Once only.
+
+        Raises OSError, and the file is removed then; ValueError the second time.
+        """
+
+def read_sections(
+    fd: int, path: str, sections: Sequence[tuple[int, int, TensorRef | None]], threads: int
+) -> list[int]:
+    """Return the CRC-32C of each section (offset, bytes, memory) of the open file `fd`.
+
+    The bytes go to the memory, where one is given. Raises OSError with `path`, EIO for a file that ends before.
+    """
+
+def mark_rows(rows: TensorRef, begin: int, seen: TensorRef) -> int:
+    """Set `seen[row - begin]` (uint8) for each of `rows` (int64); return how many were zero before.
+
+    Raises IndexError for a row outside `seen`, with nothing set.
+    """

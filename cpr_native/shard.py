@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr_native._native import Collection
+from cpr_native._native import Collection, mark_rows
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import CheckpointStore, CollectionSchema, Placement
@@ -49,58 +50,47 @@ class Restored:
 
 
 class _Loader:
-    """Takes the rows of a restore plan into the engine; counts each row once."""
+    """Takes the rows of a restore plan into the engine.
 
-    def __init__(self, engine: Collection, ranges: Sequence[RowRange], dirty: DirtyRule) -> None:
+    `dirty`: whether rows of priority commits end up dirty, all others do not. Of tables in `counted` it
+    counts the distinct rows.
+    """
+
+    def __init__(self, engine: Collection, counted: set[int], *, dirty: bool) -> None:
         self._engine = engine
         self._dirty = dirty
-        tables = engine.tables
-        self._tables = {table.name: index for index, table in enumerate(tables)}
-        self._offsets = [table.row_offset for table in tables]
-        held = {row_range.table for row_range in ranges}
-        self._seen = {table: np.zeros(tables[table].num_embeddings, np.bool_) for table in held}
-        self._before = {table: engine.dirty(table) for table in held} if dirty == "keep" else {}
+        self._threads = len(os.sched_getaffinity(0))
+        self._tables = {table.name: index for index, table in enumerate(engine.tables)}
+        self._offsets = {index: engine.tables[index].row_offset for index in counted}
+        self._seen = {index: np.zeros(engine.tables[index].num_embeddings, np.uint8) for index in counted}
 
     def load_rows(
         self,
         table: str,
         rows: NDArray[np.int64],
-        weight: NDArray[np.float32],
+        weight: NDArray[Any],
         state: NDArray[np.float32] | None,
         priority: bool,
     ) -> None:
-        """Write `rows` of `table`; which of them end up dirty is the rule's choice."""
+        """Write `rows` of `table` from where they were read to."""
         index = self._tables[table]
-        local = rows - self._offsets[index]
-        self._seen[index][local] = True
-        if self._dirty != "keep":
-            self._write(index, rows, weight, state, dirty=priority and self._dirty == "priority")
-            return
-        kept = self._before[index][local]
-        for flag in (False, True):
-            chosen = kept == flag
-            some = None if state is None else state[chosen]
-            self._write(index, rows[chosen], weight[chosen], some, dirty=flag)
-
-    def _write(
-        self,
-        table: int,
-        rows: NDArray[np.int64],
-        weight: NDArray[np.float32],
-        state: NDArray[np.float32] | None,
-        *,
-        dirty: bool,
-    ) -> None:
-        rows, weight = np.ascontiguousarray(rows), np.ascontiguousarray(weight)
-        state = None if state is None else np.ascontiguousarray(state)
+        if index in self._seen:
+            mark_rows(describe(rows), self._offsets[index], describe(self._seen[index]))
         reference = None if state is None else describe(state)
-        if len(rows):
-            self._engine.load_rows(table, describe(rows), describe(weight), reference, dirty=dirty)
+        self._engine.load_rows(
+            index,
+            describe(rows),
+            describe(weight),
+            reference,
+            dirty=priority and self._dirty,
+            threads=self._threads,
+        )
 
     def loaded(self, row_range: RowRange) -> int:
-        """Return how many distinct rows of `row_range` were written."""
+        """Return how many distinct rows of `row_range` were written; its table is counted."""
         offset = self._offsets[row_range.table]
-        return int(self._seen[row_range.table][row_range.begin - offset : row_range.end - offset].sum())
+        seen = self._seen[row_range.table][row_range.begin - offset : row_range.end - offset]
+        return int(np.count_nonzero(seen))
 
 
 def restore_rows(
@@ -111,13 +101,18 @@ def restore_rows(
     Trackers of all these rows are cleared. Dirty bits: "clear" clears them (the plan is an exact point),
     "keep" leaves them as they are, "priority" sets those of rows that come from a priority commit and
     clears the others (the bits died with the process). Every byte is verified before the first write;
-    raises CorruptionError or OSError with nothing changed. All is read a second time to be written: a file
-    that was damaged in between raises them too, and the rows are then half restored until a restore of the
-    same ranges succeeds (it may, from older commits).
+    raises CorruptionError or OSError with nothing changed. All is read a second time to be written, with one
+    segment at a time in memory: a file that was damaged in between raises them too, and the rows are then
+    half restored until a restore of the same ranges succeeds (it may, from older commits).
     """
     plan.verify()
-    loader = _Loader(engine, ranges, dirty)
-    for row_range in ranges:
+    # Rows of which the plan has every one are written and need no other treatment first.
+    partial = [r for r in ranges if not plan.holds(r.name, r.begin, r.end)]
+    loader = _Loader(engine, {row_range.table for row_range in partial}, dirty=dirty == "priority")
+    kept = _dirty_rows(engine, ranges) if dirty == "keep" else {}
+    for row_range in ranges if kept else ():
+        engine.clear_trackers(row_range.table, row_range.begin, row_range.end, dirty=False)
+    for row_range in partial:
         engine.reset_rows(row_range.table, row_range.begin, row_range.end)
         if dirty != "keep":
             engine.clear_trackers(row_range.table, row_range.begin, row_range.end, dirty=True)
@@ -128,13 +123,26 @@ def restore_rows(
             f"{error}; it was damaged while it was restored: these rows are half restored and must be "
             "restored again"
         ) from error
-    rows: dict[str, int] = {}
+    finally:
+        for table, rows in kept.items():
+            engine.mark_dirty(table, describe(rows))
+    loaded: dict[str, int] = {}
     reset: dict[str, int] = {}
     for row_range in ranges:
-        loaded = loader.loaded(row_range)
-        rows[row_range.name] = rows.get(row_range.name, 0) + loaded
-        reset[row_range.name] = reset.get(row_range.name, 0) + len(row_range) - loaded
-    return Restored(rows=rows, reset=reset, skipped=tuple(plan.skipped), broken=plan.broken)
+        found = loader.loaded(row_range) if row_range in partial else len(row_range)
+        loaded[row_range.name] = loaded.get(row_range.name, 0) + found
+        reset[row_range.name] = reset.get(row_range.name, 0) + len(row_range) - found
+    return Restored(rows=loaded, reset=reset, skipped=tuple(plan.skipped), broken=plan.broken)
+
+
+def _dirty_rows(engine: Collection, ranges: Sequence[RowRange]) -> dict[int, NDArray[np.int64]]:
+    """Return the global ids of the rows of `ranges` that are dirty now, by table."""
+    found: dict[int, list[NDArray[np.int64]]] = {}
+    for row_range in ranges:
+        offset = engine.tables[row_range.table].row_offset
+        bits = engine.dirty(row_range.table)[row_range.begin - offset : row_range.end - offset]
+        found.setdefault(row_range.table, []).append(np.flatnonzero(bits) + row_range.begin)
+    return {table: np.concatenate(rows) for table, rows in found.items()}
 
 
 class Shard:

@@ -9,7 +9,7 @@ from cpr_native.errors import CorruptionError, SchemaMismatchError
 from cpr_native.store import files, naming
 from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, decode
 from cpr_native.store.schema import CollectionSchema, Placement
-from cpr_native.store.segment import read_rows, read_tensors
+from cpr_native.store.segment_reader import SeenRows, check_rows, read_tensors
 
 
 def exact_ref(manifest: Manifest, ref: Ref) -> Ref | None:
@@ -42,15 +42,18 @@ class ChainReader:
     """The commits of one chain as they are on disk when they are first asked for.
 
     A manifest of another run, schema or placement than `identity` is refused; without `identity` the oldest
-    intact manifest sets it.
+    intact manifest sets it. `threads`: read segments; None: as many as there are processors.
     """
 
-    def __init__(self, root: Path, chain: str, identity: Identity | None = None) -> None:
+    def __init__(
+        self, root: Path, chain: str, identity: Identity | None = None, threads: int | None = None
+    ) -> None:
         self.chain = chain
+        self.threads = threads or files.reading_threads()
         self.shard = naming.shard_of(chain)
         self.path = naming.chain_path(root, chain)
         self._loaded: dict[int, tuple[Manifest, Ref] | CorruptionError] = {}
-        self._segments: dict[str, CorruptionError | None] = {}
+        self._checked: dict[int, CorruptionError | None] = {}
         parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
         self.sequences = [p.sequence for p in parsed if p is not None and p.what == "manifest"]
         self.identity = identity or self._oldest_identity()
@@ -125,20 +128,26 @@ class ChainReader:
 
     def check_segments(self, manifest: Manifest) -> None:
         """Reads every byte of a commit's segments, each file once only; raises CorruptionError or OSError."""
+        if manifest.sequence not in self._checked:
+            try:
+                self._check(manifest)
+                self._checked[manifest.sequence] = None
+            except CorruptionError as error:
+                self._checked[manifest.sequence] = error
+        found = self._checked[manifest.sequence]
+        if found is not None:
+            raise found
+
+    def _check(self, manifest: Manifest) -> None:
+        if self.shard is None:
+            for record in manifest.segments:
+                read_tensors(self.segment_path(record.name), record)
+            return
+        seen = SeenRows(manifest.schema, manifest.placement, self.shard)
+        once = manifest.kind == "base"
         for record in manifest.segments:
-            if record.name not in self._segments:
-                path = self.segment_path(record.name)
-                try:
-                    if self.shard is None:
-                        read_tensors(path, record)
-                    else:
-                        read_rows(path, record, manifest.schema, manifest.placement, self.shard)
-                    self._segments[record.name] = None
-                except CorruptionError as error:
-                    self._segments[record.name] = error
-            found = self._segments[record.name]
-            if found is not None:
-                raise found
+            path = self.segment_path(record.name)
+            check_rows(path, record, manifest.schema, seen, once=once, threads=self.threads)
         self._check_base(manifest)
 
     def _check_base(self, manifest: Manifest) -> None:

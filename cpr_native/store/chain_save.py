@@ -12,24 +12,32 @@ from numpy.typing import NDArray
 
 from cpr_native.errors import CprError, FencedError
 from cpr_native.store import files, naming
+from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.chain import check_base_rows
 from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, check_json, encode
 from cpr_native.store.segment import SegmentPart, write_dense, write_rows
 
 
-def commit_manifest(chain: Path, manifest: Manifest) -> Ref:
-    """Makes a commit durable, in this order, and returns the reference to it.
+def prepare_manifest(chain: Path, manifest: Manifest) -> Ref:
+    """Makes everything of a commit durable but its name; returns the reference it will have.
 
-    The data of its segments was synced as each was written. Once the link exists nothing is taken back: an
-    error after it is ambiguous, and the sequence number stays used.
-    Raises FencedError when the sequence is taken or a higher one exists; OSError.
+    The data of its segments was synced before. Raises ValueError (too large), OSError.
     """
     data, ref = encode(manifest)
-    manifests, segments = chain / naming.MANIFESTS, chain / naming.SEGMENTS
-    temporary = manifests / naming.temporary_name(manifest.sequence)
     if manifest.segments:
-        files.sync_directory(segments)
-    files.write_new(temporary, data)
+        files.sync_directory(chain / naming.SEGMENTS)
+    files.write_new(_temporary(chain, manifest), data)
+    return ref
+
+
+def publish_manifest(chain: Path, manifest: Manifest) -> None:
+    """Gives a prepared commit its name and makes that durable.
+
+    Once the link exists nothing is taken back: an error after it is ambiguous, and the sequence number
+    stays used. Raises FencedError when the sequence is taken or a higher one exists; OSError.
+    """
+    manifests = chain / naming.MANIFESTS
+    temporary = _temporary(chain, manifest)
     try:
         taken = [naming.parse(name) for name in files.list_directory(manifests)]
         if any(p and p.what == "manifest" and p.sequence >= manifest.sequence for p in taken):
@@ -45,13 +53,17 @@ def commit_manifest(chain: Path, manifest: Manifest) -> Ref:
     finally:
         files.remove(temporary)
     files.sync_directory(manifests)
-    return ref
+
+
+def _temporary(chain: Path, manifest: Manifest) -> Path:
+    return chain / naming.MANIFESTS / naming.temporary_name(manifest.sequence)
 
 
 class ChainSave:
     """Gathers rows into segments and commits them; made by `ChainWriter.begin`.
 
-    After an error only `abort` is of use. `on_close` is called once, by `commit` or `abort`.
+    After an error only `abort` is of use. `syncing` makes the segments durable; `on_prepare` and
+    `on_publish` are the two steps of the commit, `on_close` is called once, by `publish` or `abort`.
     """
 
     def __init__(
@@ -59,19 +71,25 @@ class ChainSave:
         chain: Path,
         manifest: Manifest,
         max_segment_bytes: int,
-        on_commit: Callable[[Manifest], Ref],
+        syncing: Syncing,
+        on_prepare: Callable[[Manifest], Ref],
+        on_publish: Callable[[Manifest, Ref], None],
         on_close: Callable[[], None],
     ) -> None:
         self.manifest = manifest
         self._chain = chain
         self._shard = naming.shard_of(manifest.chain)
         self._max_segment_bytes = max_segment_bytes
-        self._on_commit = on_commit
+        self._syncing = syncing
+        self._on_prepare = on_prepare
+        self._on_publish = on_publish
         self._on_close = on_close
+        self._missing = _rows_to_come(manifest, self._shard)
         self._parts: list[SegmentPart] = []
         self._files = 0
         self._records: list[SegmentRecord] = []
         self._blobs: tuple[str, ...] = ()
+        self._ref: Ref | None = None
         self._open = True
 
     @property
@@ -84,8 +102,9 @@ class ChainSave:
             raise CprError(f"{self._chain}: this save was committed or dropped")
 
     def add(self, part: SegmentPart) -> None:
-        """Takes a part over, to be closed once its bytes are durable; writes a segment when it is full.
+        """Takes a part over, to be closed once its bytes are durable.
 
+        A segment is written when it is full, and when a base has all rows of its shard.
         Raises ValueError or TypeError for a part that does not fit (it stays the caller's); OSError.
         """
         self._check_open()
@@ -93,72 +112,103 @@ class ChainSave:
             raise ValueError(f"part: expected shard {self._shard}, got {part.shard}")
         part.check(self.manifest.schema, self.manifest.placement)
         self._parts.append(part)
-        if self.gathered_bytes >= self._max_segment_bytes:
-            self.flush()
+        self._missing -= len(part.rows)
+        if self._missing == 0 or self.gathered_bytes >= self._max_segment_bytes:
+            self.write()
 
-    def flush(self) -> None:
-        """Writes and syncs what is gathered as one segment and closes the parts; raises OSError."""
+    def write(self) -> None:
+        """Writes what is gathered as one segment, which becomes durable in the background; raises OSError."""
         self._check_open()
         if not self._parts:
             return
         metadata = {"run_id": self.manifest.run_id, "chain": self.manifest.chain, "kind": self.manifest.kind}
-        self._records.append(write_rows(self._new_segment(), self._parts, metadata))
-        self._close_parts()
+        file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, metadata)
+        parts, self._parts = self._parts, []
+        self._syncing.add(file, parts)
+        self._records.append(record)
+
+    def flush(self) -> None:
+        """Writes what is gathered, waits until it is durable and closes the parts; raises OSError."""
+        self.write()
+        self._syncing.wait()
 
     def _new_segment(self) -> Path:
         self._files += 1
         return self._chain / naming.SEGMENTS / naming.segment_name(self.manifest.sequence, self._files - 1)
 
-    def _close_parts(self) -> None:
-        while self._parts:
-            self._parts.pop().close()
-
     def add_dense(self, dense: Mapping[str, NDArray[Any] | bytes]) -> None:
-        """Writes and syncs the dense state as a segment of its own; raises TypeError, OSError."""
+        """Writes the dense state as a segment of its own; raises TypeError, OSError."""
         self._check_open()
-        record, self._blobs = write_dense(self._new_segment(), dense)
+        file, record, self._blobs = write_dense(self._new_segment(), dense)
+        self._syncing.add(file, [])
         self._records.append(record)
 
-    def commit(
+    def prepare(
         self, *, commits: Mapping[int, Ref] | None = None, info: Mapping[str, Any] | None = None
-    ) -> tuple[Manifest, Ref]:
-        """Writes what is gathered and commits the save; returns the commit and the reference to it.
+    ) -> Ref:
+        """Makes everything durable but the commit's name; returns the reference that `publish` commits.
 
         commits: of the shards, for the global chain. info: JSON values.
-        Raises ValueError (a base without all rows of its shard), TypeError, FencedError, OSError.
+        Raises ValueError (a base without all rows of its shard), TypeError, OSError.
         """
         self._check_open()
         info = {} if info is None else dict(info)
         check_json("info", info)
         self.flush()
-        manifest = replace(
+        self.manifest = replace(
             self.manifest,
             segments=tuple(self._records),
             blobs=self._blobs,
             commits=dict(commits or {}),
             info=info,
         )
-        if manifest.kind == "base" and self._shard is not None:
-            check_base_rows(manifest, self._shard)
-        ref = self._on_commit(manifest)
+        if self.manifest.kind == "base" and self._shard is not None:
+            check_base_rows(self.manifest, self._shard)
+        self._ref = self._on_prepare(self.manifest)
+        return self._ref
+
+    def publish(self) -> None:
+        """Commits what was prepared; raises FencedError, OSError."""
+        self._check_open()
+        if self._ref is None:
+            raise CprError(f"{self._chain}: this save is not prepared")
+        self._on_publish(self.manifest, self._ref)
         self._finish()
-        return manifest, ref
+
+    def commit(self, *, info: Mapping[str, Any] | None = None) -> tuple[Manifest, Ref]:
+        """Writes what is gathered and commits the save; returns the commit and the reference to it.
+
+        info: JSON values. Raises what `prepare` and `publish` raise.
+        """
+        ref = self.prepare(info=info)
+        self.publish()
+        return self.manifest, ref
 
     def abort(self) -> None:
-        """Drops the save: closes the parts and removes its segments. Does nothing after `commit`."""
+        """Drops the save: closes the parts and removes its files. Does nothing after a commit."""
         if not self._open:
             return
         self._finish()
-        self._close_parts()
-        manifest = self._chain / naming.MANIFESTS / naming.manifest_name(self.manifest.sequence)
-        if manifest.exists():
+        self._syncing.drain()
+        close_parts(self._parts)
+        manifests, segments = self._chain / naming.MANIFESTS, self._chain / naming.SEGMENTS
+        sequence = self.manifest.sequence
+        if (manifests / naming.manifest_name(sequence)).exists():
             return  # an error after the link: the commit may be durable, so its segments stay
+        with suppress(OSError):  # what cannot be removed is left to the next writer
+            files.remove(manifests / naming.temporary_name(sequence))
         for index in range(self._files):
-            with suppress(OSError):  # what cannot be removed is left to the next writer
-                files.remove(
-                    self._chain / naming.SEGMENTS / naming.segment_name(self.manifest.sequence, index)
-                )
+            with suppress(OSError):
+                files.remove(segments / naming.segment_name(sequence, index))
 
     def _finish(self) -> None:
         self._open = False
         self._on_close()
+
+
+def _rows_to_come(manifest: Manifest, shard: int | None) -> int:
+    """Returns how many rows a base of `shard` must hold; -1, which no count reaches, for anything else."""
+    if manifest.kind != "base" or shard is None:
+        return -1
+    ranges = [manifest.placement.row_range(manifest.schema, t.name, shard) for t in manifest.schema.tables]
+    return sum(end - begin for begin, end in ranges)

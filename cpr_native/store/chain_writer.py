@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from cpr_native.errors import CorruptionError, CprError, ForkedProcessError
 from cpr_native.store import files, naming
+from cpr_native.store.background import Syncing
 from cpr_native.store.chain import ChainReader, Identity, exact_ref
-from cpr_native.store.chain_save import ChainSave, commit_manifest
+from cpr_native.store.chain_save import ChainSave, prepare_manifest, publish_manifest
 from cpr_native.store.checks import check_count
 from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
@@ -113,9 +114,14 @@ class ChainWriter:
         self._next_sequence += 1
         return self._next_sequence - 1
 
+    @property
+    def owned(self) -> bool:
+        """Whether this is the process that opened it; a forked child is not."""
+        return os.getpid() == self._pid
+
     def check_process(self) -> None:
         """Raises ForkedProcessError in a forked child: the lock is the parent's."""
-        if os.getpid() != self._pid:
+        if not self.owned:
             raise ForkedProcessError(f"{self.path}: the writer belongs to process {self._pid}")
 
     def permits(self, kind: str) -> bool:
@@ -129,11 +135,18 @@ class ChainWriter:
         self._position.exact = None
 
     def begin(
-        self, kind: str, *, step: int, samples: int, engine: Mapping[str, Any] | None = None
+        self,
+        kind: str,
+        *,
+        step: int,
+        samples: int,
+        engine: Mapping[str, Any] | None = None,
+        syncing: Syncing | None = None,
     ) -> ChainSave:
         """Starts a save; nothing is visible before its `commit`.
 
         kind: "base", "delta" or "priority". step, samples: of training at the snapshot. engine: JSON values.
+        syncing: makes its segments durable; None: each as it is written.
         Raises ValueError, TypeError; CprError when another save is open or the kind is not permitted.
         """
         self.check_process()
@@ -155,7 +168,15 @@ class ChainWriter:
         manifest = self._manifest(
             cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
         )
-        self._save = ChainSave(self.path, manifest, self.max_segment_bytes, self._commit, self._closed)
+        self._save = ChainSave(
+            self.path,
+            manifest,
+            self.max_segment_bytes,
+            syncing or Syncing(None, 0),
+            self._prepare,
+            self._publish,
+            self._closed,
+        )
         return self._save
 
     def rollback(
@@ -185,19 +206,27 @@ class ChainWriter:
         return ref
 
     def _commit(self, manifest: Manifest) -> Ref:
+        ref = self._prepare(manifest)
+        self._publish(manifest, ref)
+        return ref
+
+    def _prepare(self, manifest: Manifest) -> Ref:
         self.check_process()
-        ref = commit_manifest(self.path, manifest)
+        return prepare_manifest(self.path, manifest)
+
+    def _publish(self, manifest: Manifest, ref: Ref) -> None:
+        self.check_process()
+        publish_manifest(self.path, manifest)
         self._position = _Position(ref, manifest.parent, exact_ref(manifest, ref))
         if manifest.kind == "base":
             self._attached = True
-        return ref
 
     def _closed(self) -> None:
         self._save = None
 
     def close(self) -> None:
         """Drops an open save and frees the lock; a second call does nothing."""
-        if self._save is not None and os.getpid() == self._pid:
+        if self._save is not None and self.owned:
             self._save.abort()
         self._lock.close()
 

@@ -15,21 +15,27 @@ from cpr_native.store.chain import ChainReader
 from cpr_native.store.manifest import DATA_KINDS, Manifest, Ref
 from cpr_native.store.restore import Mode, RestorePlan, before, exact_plan, running_plan
 from cpr_native.store.schema import CollectionSchema, Placement
-from cpr_native.store.segment import read_dense
+from cpr_native.store.segment_reader import read_dense
 
 
 class Directory:
-    """The chains of a checkpoint directory as they are when each is first asked for."""
+    """The chains of a checkpoint directory as they are when each is first asked for.
 
-    def __init__(self, path: Path) -> None:
+    threads: read segments; None: as many as there are processors.
+    """
+
+    def __init__(self, path: Path, threads: int | None = None) -> None:
         self.path = path
-        self.whole = ChainReader(path, naming.GLOBAL)
+        self._threads = threads
+        self.whole = ChainReader(path, naming.GLOBAL, threads=threads)
         self._shards: dict[int, ChainReader] = {}
 
     def shard(self, shard: int) -> ChainReader:
         """Returns the reader of a shard's chain; commits of another run or schema are refused."""
         if shard not in self._shards:
-            self._shards[shard] = ChainReader(self.path, naming.shard_chain(shard), self.whole.identity)
+            self._shards[shard] = ChainReader(
+                self.path, naming.shard_chain(shard), self.whole.identity, self._threads
+            )
         return self._shards[shard]
 
     def history(self, skipped: list[str]) -> Iterator[tuple[Manifest, Ref]]:

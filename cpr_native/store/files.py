@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -62,38 +64,52 @@ def list_directory(path: Path) -> list[str]:
         os.close(descriptor)
 
 
-def read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
-    """Returns all bytes of a regular file in fresh memory.
+@contextmanager
+def opened(path: Path, max_size: int) -> Iterator[tuple[int, int]]:
+    """Opens a regular file for reading; gives its descriptor and size in bytes.
 
-    Raises CorruptionError: missing, a link, no regular file, over `max_size` bytes, unreadable on its disk;
-    OSError for what says nothing about the file (permission, descriptors, memory).
+    Errors of the system inside the block become, like those of opening it, CorruptionError (missing, a link,
+    no regular file, over `max_size` bytes, unreadable on its disk), or OSError with `path` for what says
+    nothing about the file (permission, descriptors, memory).
     """
     try:
-        return _read_file(path, max_size)
+        descriptor = os.open(path, _READ | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "expected a regular file")
+            if status.st_size > max_size:
+                raise OSError(errno.EFBIG, f"expected at most {max_size} bytes, got {status.st_size}")
+            yield descriptor, status.st_size
+        finally:
+            os.close(descriptor)
     except OSError as error:
         if error.errno in _DAMAGE:
             raise CorruptionError(f"{path}: {error.strerror}") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
-    descriptor = os.open(path, _READ | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "expected a regular file")
-        if status.st_size > max_size:
-            raise OSError(errno.EFBIG, f"expected at most {max_size} bytes, got {status.st_size}")
-        data = np.empty(status.st_size, np.uint8)
-        filled = 0
-        while filled < data.size:
-            got = os.readv(descriptor, [data[filled:].data])
-            if got == 0:
-                raise OSError(errno.EIO, f"file ends after {filled} of {data.size} bytes")
-            filled += got
-        return data
-    finally:
-        os.close(descriptor)
+def read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
+    """Returns all bytes of a regular file in fresh memory; raises what `opened` raises."""
+    with opened(path, max_size) as (descriptor, size):
+        return read_at(descriptor, 0, size)
+
+
+def read_at(descriptor: int, offset: int, size: int) -> NDArray[np.uint8]:
+    """Returns `size` bytes at `offset` in fresh memory; raises OSError, EIO when the file ends before."""
+    data = np.empty(size, np.uint8)
+    filled = 0
+    while filled < size:
+        got = os.preadv(descriptor, [data[filled:].data], offset + filled)
+        if got == 0:
+            raise OSError(errno.EIO, f"file ends at {offset + filled}, before {offset + size} bytes")
+        filled += got
+    return data
+
+
+def reading_threads() -> int:
+    """Returns how many threads read a file: the processors of this process, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def write_new(path: Path, data: bytes) -> None:

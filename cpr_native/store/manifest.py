@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from cpr_native.store import naming
 from cpr_native.store.checks import check_count, check_text, exact_fields
 from cpr_native.store.schema import CollectionSchema, Placement
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # tables of the first say neither dtype nor state columns
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Kind = Literal["base", "delta", "priority", "epoch", "rollback"]
@@ -231,11 +233,19 @@ def _parse_crc(text: object) -> int:
     return int(text, 16)
 
 
+@functools.lru_cache(maxsize=8)
+def _model(text: str, *, typed: bool) -> tuple[CollectionSchema, Placement]:
+    """Returns the schema and the placement in JSON; those of all commits of a directory are the same text."""
+    schema, placement = json.loads(text)
+    parsed = CollectionSchema.from_json(schema, typed=typed), Placement.from_json(placement)
+    parsed[1].check_covers(parsed[0])
+    return parsed
+
+
 def _from_json(data: object) -> Manifest:
-    if isinstance(data, dict) and data.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"format version: this release reads {FORMAT_VERSION}, got {data.get('format_version')}"
-        )
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and (type(version) is not int or version not in READABLE_VERSIONS):
+        raise ValueError(f"format version: this release reads {READABLE_VERSIONS}, got {version!r}")
     values = exact_fields("manifest", data, _FIELDS)
     naming.shard_of(values["chain"]) if isinstance(values["chain"], str) else check_text(
         "chain", values["chain"]
@@ -263,9 +273,8 @@ def _from_json(data: object) -> Manifest:
     for name, ref in refs.items():
         if ref is not None and ref.sequence >= values["sequence"]:
             raise ValueError(f"{name}: expected a sequence below {values['sequence']}, got {ref.sequence}")
-    schema = CollectionSchema.from_json(values["schema"])
-    placement = Placement.from_json(values["placement"])
-    placement.check_covers(schema)
+    model = json.dumps([values["schema"], values["placement"]], sort_keys=True)
+    schema, placement = _model(model, typed=version != 1)
     commits = {}
     for shard, ref in values["commits"].items():
         naming.shard_of(f"{naming.SHARDS}/{shard}")

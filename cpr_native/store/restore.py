@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store.chain import ChainReader, exact_ref, note
 from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref, SegmentRecord
-from cpr_native.store.segment import read_rows
+from cpr_native.store.segment_reader import read_rows
 
 Mode = Literal["exact", "running"]
 
@@ -24,14 +24,15 @@ class RowSink(Protocol):
         self,
         table: str,
         rows: NDArray[np.int64],
-        weight: NDArray[np.float32],
+        weight: NDArray[Any],
         state: NDArray[np.float32] | None,
         priority: bool,
     ) -> None:
         """Writes rows of `table` in place.
 
-        rows: int64 [n], global ids. weight: float32 [n, dim]. state: float32 [n], or None without optimizer
-        state. priority: the rows come from a priority commit. The arrays are the sink's to keep.
+        rows: int64 [n], global ids. weight: [n, dim] of the table's dtype, uint16 bit patterns for bfloat16.
+        state: float32 [n, columns], [n] of one column, or None without state. priority: the rows come
+        from a priority commit. The arrays are valid until the call returns.
         """
 
 
@@ -200,19 +201,38 @@ class RestorePlan:
                 chain.reader.check_segments(commit)
         self._verified = True
 
+    def holds(self, table: str, begin: int, end: int) -> bool:
+        """Whether the plan has every one of the global rows [begin, end) of `table`: a base of them."""
+        for chain in self.chains:
+            if chain.complete and chain.commits:
+                commit = chain.commits[0]
+                first, last = commit.placement.row_range(commit.schema, table, chain.shard)
+                if first <= begin and end <= last:
+                    return True
+        return False
+
     def apply(self, sink: RowSink) -> None:
         """Verifies everything, then loads the segments into `sink`, oldest first: the newest row stays.
 
         Every segment is checked again as it is read: a file that changed after `verify` raises
-        CorruptionError before any of its rows is loaded.
+        CorruptionError before any of its rows is loaded. One segment at a time is in memory.
         """
         if not self._verified:
             self.verify()
+        memory = np.empty(max((planned.record.size for planned in self.segments), default=0), np.uint8)
         for chain in self.chains:
             for commit in chain.commits:
                 for record in commit.segments:
-                    path = chain.reader.segment_path(record.name)
-                    for part in read_rows(path, record, commit.schema, commit.placement, chain.shard):
+                    parts = read_rows(
+                        chain.reader.segment_path(record.name),
+                        record,
+                        commit.schema,
+                        commit.placement,
+                        chain.shard,
+                        memory=memory,
+                        threads=chain.reader.threads,
+                    )
+                    for part in parts:
                         sink.load_rows(
                             part.table, part.rows, part.weight, part.state, commit.kind == "priority"
                         )

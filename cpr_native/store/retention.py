@@ -20,7 +20,7 @@ def prune(path: Path, keep: int) -> None:
     An interruption leaves whole commits, or segments without a manifest, which the next writer removes.
     Raises OSError.
     """
-    directory = Directory(path)
+    directory = Directory(path, threads=1)  # training goes on beside it
     kept: list[RestorePoint] = []
     plans: list[RestorePlan] = []
     for manifest, ref in directory.history([]):

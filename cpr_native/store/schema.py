@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from cpr_native.errors import SchemaMismatchError
 from cpr_native.store.checks import check_count, check_float, check_text, exact_fields
 
+# dtype of the weights -> dtype of the NumPy arrays that hold them.
+WEIGHT_ARRAYS = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "float64": "float64"}
+OPTIMIZERS = ("none", "sgd", "row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableSchema:
-    """One embedding table: `rows` x `dim` float32, initial rows uniform in [`init_min`, `init_max`)."""
+    """One embedding table: `rows` x `dim` weights, initial rows uniform in [`init_min`, `init_max`).
+
+    dtype: of the weights, "float32", "float16", "bfloat16" or "float64"; NumPy has no bfloat16, arrays of it
+    are uint16 bit patterns. state_columns: float32 values of optimizer state a row; None, until a
+    `CollectionSchema` replaces it, for those of the collection's optimizer. They differ only under "none":
+    state of torch's optimizers that is saved with the rows.
+    """
 
     name: str
     rows: int
     dim: int
     init_min: float
     init_max: float
+    dtype: str = "float32"
+    state_columns: int | None = None
 
     def __post_init__(self) -> None:
         check_text("table name", self.name)
@@ -26,13 +38,38 @@ class TableSchema:
         check_count(f"table {self.name!r}: dim", self.dim, 1)
         check_float(f"table {self.name!r}: init_min", self.init_min)
         check_float(f"table {self.name!r}: init_max", self.init_max)
+        if self.dtype not in WEIGHT_ARRAYS:
+            raise ValueError(
+                f"table {self.name!r}: dtype: expected one of {list(WEIGHT_ARRAYS)}, got {self.dtype!r}"
+            )
+        if self.state_columns is not None:
+            check_count(f"table {self.name!r}: state_columns", self.state_columns, 0)
+
+    @property
+    def weight_array(self) -> str:
+        """NumPy's dtype of arrays of weights."""
+        return WEIGHT_ARRAYS[self.dtype]
+
+    def state_shape(self, rows: int) -> tuple[int, ...] | None:
+        """Returns the shape of the state of `rows` rows: [rows] for one column, [rows, columns], or None."""
+        if not self.state_columns:
+            return None
+        return (rows,) if self.state_columns == 1 else (rows, self.state_columns)
+
+
+def _columns(optimizer: str, dim: int) -> int:
+    """Returns the float32 values of state that a fused optimizer keeps of a row."""
+    return {"row_wise_adagrad": 1, "adagrad": dim, "adam": 2 * dim, "partial_row_wise_adam": dim + 1}.get(
+        optimizer, 0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionSchema:
     """The tables of a collection, the name of its optimizer, and what its initial rows are a function of.
 
-    `optimizer` is "sgd", "row_wise_adagrad" (one float32 of state a row, `initial_state` at first) or "none".
+    `optimizer` is "none" or that of the engine: "sgd", "row_wise_adagrad", "adagrad", "adam" or
+    "partial_row_wise_adam"; `initial_state` is what each value of a row's state is at first.
     """
 
     tables: tuple[TableSchema, ...]
@@ -46,16 +83,25 @@ class CollectionSchema:
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise ValueError(f"tables: names must differ, got {names}")
-        if self.optimizer not in ("sgd", "row_wise_adagrad", "none"):
-            raise ValueError(f"optimizer: expected sgd, row_wise_adagrad or none, got {self.optimizer!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer: expected one of {list(OPTIMIZERS)}, got {self.optimizer!r}")
+        object.__setattr__(self, "tables", tuple(self._completed(table) for table in self.tables))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed: expected an int, got {type(self.seed).__name__}")
         check_float("initial_state", self.initial_state)
 
-    @property
-    def has_state(self) -> bool:
-        """Whether a row has optimizer state (one float32) beside its weight."""
-        return self.optimizer == "row_wise_adagrad"
+    def _completed(self, table: TableSchema) -> TableSchema:
+        columns = _columns(self.optimizer, table.dim)
+        if table.state_columns is None:
+            table = replace(table, state_columns=columns)
+        if self.optimizer != "none" and table.state_columns != columns:
+            raise ValueError(
+                f"table {table.name!r}: state_columns: expected {columns} under {self.optimizer}, got "
+                f"{table.state_columns}"
+            )
+        if self.optimizer != "none" and table.dtype == "float64":
+            raise ValueError(f"table {table.name!r}: float64: expected optimizer none, got {self.optimizer}")
+        return table
 
     def table(self, name: str) -> TableSchema:
         """Returns the table called `name`; raises KeyError."""
@@ -71,12 +117,16 @@ class CollectionSchema:
         return data
 
     @classmethod
-    def from_json(cls, data: object) -> CollectionSchema:
-        """Returns the schema that `to_json` wrote; raises ValueError or TypeError for anything else."""
+    def from_json(cls, data: object, *, typed: bool = True) -> CollectionSchema:
+        """Returns the schema that `to_json` wrote; raises ValueError or TypeError for anything else.
+
+        typed: whether the tables say dtype and state columns, which those of the first version do not.
+        """
         values = dict(exact_fields("schema", data, [field.name for field in fields(cls)]))
         if not isinstance(values["tables"], list):
             raise TypeError("schema: tables must be a list")
-        names = [field.name for field in fields(TableSchema)]
+        untyped = () if typed else ("dtype", "state_columns")
+        names = [field.name for field in fields(TableSchema) if field.name not in untyped]
         values["tables"] = tuple(
             TableSchema(**exact_fields("schema table", table, names)) for table in values["tables"]
         )
@@ -87,6 +137,10 @@ class CollectionSchema:
         ours, theirs = [t.name for t in self.tables], [t.name for t in other.tables]
         if ours != theirs:
             raise SchemaMismatchError(f"{where}: tables: expected {ours}, got {theirs}")
+        for name in ("optimizer", "seed", "initial_state"):
+            expected, got = getattr(self, name), getattr(other, name)
+            if expected != got:
+                raise SchemaMismatchError(f"{where}: {name}: expected {expected}, got {got}")
         for mine, table in zip(self.tables, other.tables, strict=True):
             for field in fields(TableSchema):
                 expected, got = getattr(mine, field.name), getattr(table, field.name)
@@ -94,10 +148,6 @@ class CollectionSchema:
                     raise SchemaMismatchError(
                         f"{where}: table {mine.name!r}: {field.name}: expected {expected}, got {got}"
                     )
-        for name in ("optimizer", "seed", "initial_state"):
-            expected, got = getattr(self, name), getattr(other, name)
-            if expected != got:
-                raise SchemaMismatchError(f"{where}: {name}: expected {expected}, got {got}")
 
 
 @dataclass(frozen=True, kw_only=True)

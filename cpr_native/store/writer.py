@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpr_native.errors import CprError
 from cpr_native.store import naming
+from cpr_native.store.background import Syncing, Workers
 from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
@@ -21,6 +23,8 @@ from cpr_native.store.manifest import Ref, check_json
 from cpr_native.store.retention import prune
 from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.segment import SegmentPart
+
+_MAX_THREADS = 8  # they wait for the disk: with as many, one sync of its journal serves all shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +50,25 @@ class Save:
     As a context manager it is aborted when the block raises or ends without `commit`.
     """
 
-    def __init__(self, writer: StoreWriter, whole: ChainSave, shards: dict[int, ChainSave]) -> None:
+    def __init__(
+        self,
+        writer: StoreWriter,
+        whole: ChainSave,
+        shards: dict[int, ChainSave],
+        workers: Workers,
+        syncing: Syncing,
+    ) -> None:
         self._writer = writer
         self._global = whole
         self._shards = shards
+        self._workers = workers
+        self._syncing = syncing
 
     def add(self, part: SegmentPart) -> None:
         """Takes a part over; it is closed as soon as its bytes are durable, or by `abort`.
 
-        At most `max_segment_bytes` are held over all shards: beyond it the shard that holds most is written.
+        At most `max_segment_bytes` are gathered over all shards, beyond it the shard that holds most is
+        written, and about as much again is written and not yet durable.
         Raises ValueError, TypeError, IndexError for a part that does not fit (it stays the caller's);
         OSError: then only `abort` is of use.
         """
@@ -62,12 +76,13 @@ class Save:
             raise IndexError(f"part: shard {part.shard} of {len(self._shards)}")
         self._shards[part.shard].add(part)
         while sum(save.gathered_bytes for save in self._shards.values()) >= self._writer.max_segment_bytes:
-            max(self._shards.values(), key=lambda save: save.gathered_bytes).flush()
+            max(self._shards.values(), key=lambda save: save.gathered_bytes).write()
 
     def flush(self) -> None:
-        """Writes and closes all parts held: for when a snapshot has no memory left. Raises OSError."""
+        """Makes all parts held durable and closes them, for a snapshot without memory; raises OSError."""
         for save in self._shards.values():
-            save.flush()
+            save.write()
+        self._syncing.wait()
 
     def commit(
         self, dense: Mapping[str, NDArray[Any] | bytes], info: Mapping[str, Any] | None = None
@@ -82,15 +97,14 @@ class Save:
         check_json("info", {} if info is None else dict(info))
         self._global.add_dense(dense)
         self.flush()
-        commits: dict[int, Ref] = {}
+        ref = self._commit(info)
         rows: dict[str, int] = {}
         size = 0
-        for shard, save in self._shards.items():
-            manifest, commits[shard] = save.commit()
-            size += manifest.bytes
-            for table, count in manifest.rows.items():
+        for save in self._shards.values():
+            size += save.manifest.bytes
+            for table, count in save.manifest.rows.items():
                 rows[table] = rows.get(table, 0) + count
-        manifest, ref = self._global.commit(commits=commits, info=info)
+        manifest = self._global.manifest
         retention_error = self._writer.prune() if manifest.kind == "base" else None
         return CommitInfo(
             sequence=ref.sequence,
@@ -101,6 +115,19 @@ class Save:
             rows=rows,
             retention_error=retention_error,
         )
+
+    def _commit(self, info: Mapping[str, Any] | None) -> Ref:
+        """Commits the shards side by side; the global commit gets its name when all of theirs are durable."""
+        refs = self._workers.run([save.prepare for save in self._shards.values()])
+        commits = dict(zip(self._shards, refs, strict=True))
+        whole = self._workers.submit(partial(self._global.prepare, commits=commits, info=info))
+        try:
+            self._workers.run([save.publish for save in self._shards.values()])
+        finally:
+            whole.exception()  # ended before anything is aborted
+        ref = whole.result()
+        self._global.publish()
+        return ref
 
     def abort(self) -> None:
         """Drops the save: closes all parts and removes its files. Does nothing after `commit`."""
@@ -135,6 +162,7 @@ class StoreWriter:
         self.path = path
         self.max_segment_bytes = max_segment_bytes
         self._keep = keep
+        self._workers: Workers | None = None
         self._chains: list[ChainWriter] = []
         chains = (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards)))
         for chain in chains:  # all are checked before the first is written
@@ -175,17 +203,22 @@ class StoreWriter:
         """Starts a save of `kind` "base", "delta" or "priority"; nothing is visible before its `commit`.
 
         step, samples: of training at the snapshot. engine: JSON values (optimizer scalars).
-        Raises ValueError, TypeError; CprError when another save is open or the kind is not permitted.
+        Raises ValueError, TypeError; CprError when another save is open or the kind is not permitted;
+        RuntimeError when no thread can be started.
         """
+        self._chains[0].check_process()
+        if self._workers is None:
+            self._workers = Workers(min(_MAX_THREADS, len(self._chains)))
+        syncing = Syncing(self._workers, self.max_segment_bytes)
         saves: list[ChainSave] = []
         try:
             for chain in self._chains:
-                saves.append(chain.begin(kind, step=step, samples=samples, engine=engine))
+                saves.append(chain.begin(kind, step=step, samples=samples, engine=engine, syncing=syncing))
         except BaseException:
             for save in saves:
                 save.abort()
             raise
-        return Save(self, saves[0], dict(enumerate(saves[1:])))
+        return Save(self, saves[0], dict(enumerate(saves[1:])), self._workers, syncing)
 
     def rollback(self, point: RestorePoint) -> None:
         """Commits in every chain that history goes on from `point`; call it before training resumes from it.
@@ -217,6 +250,8 @@ class StoreWriter:
     def close(self) -> None:
         """Drops an open save and frees the locks; a second call does nothing."""
         self._stack.close()
+        if self._workers is not None and self._chains[0].owned:
+            self._workers.close()
 
     def __enter__(self) -> StoreWriter:
         return self

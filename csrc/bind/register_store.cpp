@@ -3,15 +3,21 @@
 
 #include <cstdlib>
 #include <map>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "core/crc32c.hpp"
+#include "core/types.hpp"
+#include "store/row_marks.hpp"
+#include "store/segment_reader.hpp"
 #include "store/segment_writer.hpp"
 
 namespace py = pybind11;
@@ -26,9 +32,9 @@ struct FileType {
 };
 
 constexpr FileType kFileTypes[] = {
-    {"float32", "F32", 4}, {"int64", "I64", 8},   {"uint32", "U32", 4},  {"uint8", "U8", 1},
-    {"int32", "I32", 4},   {"float64", "F64", 8}, {"float16", "F16", 2}, {"bool", "BOOL", 1},
-    {"int8", "I8", 1},     {"int16", "I16", 2},   {"uint16", "U16", 2},  {"uint64", "U64", 8},
+    {"float32", "F32", 4}, {"int64", "I64", 8},   {"uint32", "U32", 4},    {"uint8", "U8", 1}, {"int32", "I32", 4},
+    {"float64", "F64", 8}, {"float16", "F16", 2}, {"bool", "BOOL", 1},     {"int8", "I8", 1},  {"int16", "I16", 2},
+    {"uint16", "U16", 2},  {"uint64", "U64", 8},  {"bfloat16", "BF16", 2},
 };
 
 const FileType& file_type(const std::string& name) {
@@ -83,11 +89,40 @@ uint32_t crc_of(const TensorRef& memory, uint32_t crc) {
   return crc32c(piece.data, piece.size, crc);
 }
 
-std::pair<uint64_t, uint32_t> write_segment(const std::string& path, const std::vector<store::SegmentTensor>& tensors,
-                                            const std::map<std::string, std::string>& metadata) {
-  py::gil_scoped_release release;
-  const store::SegmentResult result = store::write_segment(path, tensors, metadata);
-  return {result.size, result.crc};
+std::unique_ptr<store::SegmentFile> create_segment(const std::string& path,
+                                                   const std::vector<store::SegmentTensor>& tensors,
+                                                   const std::map<std::string, std::string>& metadata) {
+  const py::gil_scoped_release release;
+  return std::make_unique<store::SegmentFile>(path, tensors, metadata);
+}
+
+using SectionSpec = std::tuple<uint64_t, uint64_t, std::optional<TensorRef>>;
+
+std::vector<uint32_t> read_sections(int fd, const std::string& path, const std::vector<SectionSpec>& specs,
+                                    int threads) {
+  if (threads < 1 || threads > kMaxThreads) {
+    throw std::invalid_argument("threads: expected 1.." + std::to_string(kMaxThreads) + ", got " +
+                                std::to_string(threads));
+  }
+  std::vector<store::Section> sections;
+  for (const auto& [offset, size, memory] : specs) {
+    if (memory.has_value() && to_piece(*memory).size != size) {
+      throw std::invalid_argument("section at " + std::to_string(offset) + ": expected memory of " +
+                                  std::to_string(size) + " bytes, got " + std::to_string(to_piece(*memory).size));
+    }
+    sections.push_back({offset, size, memory.has_value() ? reinterpret_cast<void*>(memory->address) : nullptr});
+  }
+  const py::gil_scoped_release release;
+  return store::read_sections(fd, path, sections, threads);
+}
+
+int64_t mark_rows(const TensorRef& rows, int64_t begin, const TensorRef& seen) {
+  check_shape(rows, "rows", {rows.size()});
+  check_shape(seen, "seen", {seen.size()});
+  const auto* ids = data_of<const int64_t>(rows, "rows", "int64");
+  auto* marks = data_of<uint8_t>(seen, "seen", "uint8");
+  const py::gil_scoped_release release;
+  return store::mark_rows({ids, static_cast<size_t>(rows.size())}, begin, {marks, static_cast<size_t>(seen.size())});
 }
 
 }  // namespace
@@ -100,7 +135,13 @@ void register_store(py::module_& module) {
   module.def("crc32c_combine", &crc32c_combine, py::arg("crc_a"), py::arg("crc_b"), py::arg("length_b"));
   py::class_<store::SegmentTensor>(module, "SegmentTensor")
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("pieces"));
-  module.def("write_segment", &write_segment, py::arg("path"), py::arg("tensors"), py::arg("metadata"));
+  py::class_<store::SegmentFile>(module, "SegmentFile")
+      .def(py::init(&create_segment), py::arg("path"), py::arg("tensors"), py::arg("metadata"))
+      .def_property_readonly("size", &store::SegmentFile::size)
+      .def_property_readonly("crc", &store::SegmentFile::crc)
+      .def("sync", &store::SegmentFile::sync, py::call_guard<py::gil_scoped_release>());
+  module.def("read_sections", &read_sections, py::arg("fd"), py::arg("path"), py::arg("sections"), py::arg("threads"));
+  module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("seen"));
 }
 
 }  // namespace cpr

@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kMaxPiecesPerWrite = 1024;   // IOV_MAX of Linux
+constexpr size_t kSlice = size_t{4} << 20;    // bytes of one write
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the safetensors format
 
 void append_json_string(const std::string& text, std::string& out) {
@@ -53,6 +54,16 @@ std::string hex(uint32_t crc) {
   char digits[9];
   std::snprintf(digits, sizeof digits, "%08x", crc);
   return digits;
+}
+
+void remove_open(int* fd, const std::string& path) {
+  ::close(std::exchange(*fd, -1));
+  ::unlink(path.c_str());
+}
+
+// A hint: what goes wrong is reported by the sync.
+void start_writeback(int fd, off_t begin, ssize_t size) {
+  static_cast<void>(::sync_file_range(fd, begin, size, SYNC_FILE_RANGE_WRITE));
 }
 
 uint32_t tensor_crc(const SegmentTensor& tensor) {
@@ -101,58 +112,6 @@ std::string make_header(std::span<const SegmentTensor> tensors, std::span<const 
   return header + json;
 }
 
-// A file being created: removed again unless `finish` has returned.
-class NewFile {
- public:
-  explicit NewFile(const std::string& path) : path_(path) {
-    do {
-      fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    } while (fd_ < 0 && errno == EINTR);
-    if (fd_ < 0) fail(errno, path_);
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile() {
-    if (finished_) return;
-    if (fd_ >= 0) ::close(fd_);
-    ::unlink(path_.c_str());
-  }
-
-  // Writes all bytes; `pieces` is consumed.
-  void write(std::vector<iovec> pieces) {
-    size_t next = 0;
-    while (next < pieces.size()) {
-      const size_t count = std::min(pieces.size() - next, kMaxPiecesPerWrite);
-      ssize_t written = ::writev(fd_, &pieces[next], static_cast<int>(count));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail(errno, path_);
-      if (written == 0) fail(EIO, path_);
-      while (next < pieces.size() && static_cast<size_t>(written) >= pieces[next].iov_len) {
-        written -= static_cast<ssize_t>(pieces[next].iov_len);
-        ++next;
-      }
-      if (next < pieces.size()) {
-        pieces[next].iov_base = static_cast<char*>(pieces[next].iov_base) + written;
-        pieces[next].iov_len -= static_cast<size_t>(written);
-      }
-    }
-  }
-
-  // Makes the bytes durable. A failed sync is final: the kernel may have dropped the pages it could not write.
-  void finish() {
-    if (::fdatasync(fd_) != 0) fail(errno, path_);
-    const int fd = fd_;
-    fd_ = -1;
-    if (::close(fd) != 0 && errno != EINTR) fail(errno, path_);
-    finished_ = true;
-  }
-
- private:
-  std::string path_;
-  int fd_ = -1;
-  bool finished_ = false;
-};
-
 }  // namespace
 
 uint64_t SegmentTensor::size() const noexcept {
@@ -161,26 +120,85 @@ uint64_t SegmentTensor::size() const noexcept {
   return total;
 }
 
-SegmentResult write_segment(const std::string& path, std::span<const SegmentTensor> tensors,
-                            const std::map<std::string, std::string>& metadata) {
+SegmentFile::SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
+                         const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)), owner_(getpid()) {
   std::vector<uint32_t> crcs;
   for (const SegmentTensor& tensor : tensors) crcs.push_back(tensor_crc(tensor));
   const std::string header = make_header(tensors, crcs, metadata);
-
-  SegmentResult result{header.size(), crc32c(header.data(), header.size())};
-  std::vector<iovec> pieces = {{const_cast<char*>(header.data()), header.size()}};
+  size_ = header.size();
+  crc_ = crc32c(header.data(), header.size());
+  std::vector<Piece> pieces = {{header.data(), header.size()}};
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (const Piece& piece : tensors[i].pieces) {
-      if (piece.size != 0) pieces.push_back({const_cast<void*>(piece.data), piece.size});
+      if (piece.size != 0) pieces.push_back(piece);
     }
-    result.crc = crc32c_combine(result.crc, crcs[i], tensors[i].size());
-    result.size += tensors[i].size();
+    crc_ = crc32c_combine(crc_, crcs[i], tensors[i].size());
+    size_ += tensors[i].size();
   }
+  do {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0) fail(errno, path_);
+  try {
+    write(std::move(pieces));
+  } catch (...) {
+    remove_open(&fd_, path_);
+    throw;
+  }
+}
 
-  NewFile file(path);
-  file.write(std::move(pieces));
-  file.finish();
-  return result;
+SegmentFile::~SegmentFile() {
+  if (fd_ < 0) return;
+  if (getpid() == owner_) {
+    remove_open(&fd_, path_);
+  } else {
+    ::close(fd_);  // a forked child's copy: the file is its parent's
+  }
+}
+
+// Each slice is on its way to the disk while the next one is copied to the page cache.
+void SegmentFile::write(std::vector<Piece> pieces) {
+  std::vector<iovec> slice;
+  size_t next = 0;
+  off_t begin = 0;
+  while (next < pieces.size()) {
+    slice.clear();
+    size_t room = kSlice;
+    for (size_t i = next; i < pieces.size() && slice.size() < kMaxPiecesPerWrite && room != 0; ++i) {
+      const size_t size = std::min(pieces[i].size, room);
+      slice.push_back({const_cast<void*>(pieces[i].data), size});
+      room -= size;
+    }
+    const ssize_t written = ::writev(fd_, slice.data(), static_cast<int>(slice.size()));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(errno, path_);
+    if (written == 0) fail(EIO, path_);
+    for (size_t left = static_cast<size_t>(written); left != 0;) {
+      const size_t size = std::min(pieces[next].size, left);
+      pieces[next].data = static_cast<const char*>(pieces[next].data) + size;
+      pieces[next].size -= size;
+      left -= size;
+      if (pieces[next].size == 0) ++next;
+    }
+    start_writeback(fd_, begin, written);
+    begin += written;
+  }
+}
+
+void SegmentFile::sync() {
+  if (fd_ < 0) throw std::invalid_argument("sync: expected a segment that was not synced yet, got " + path_);
+  if (::fdatasync(fd_) != 0) {
+    const int code = errno;
+    remove_open(&fd_, path_);
+    fail(code, path_);
+  }
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0 && errno != EINTR) {
+    const int code = errno;
+    ::unlink(path_.c_str());
+    fail(code, path_);
+  }
 }
 
 }  // namespace cpr::store

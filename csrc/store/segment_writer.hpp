@@ -1,4 +1,4 @@
-// Writes one segment: a safetensors file whose tensors are gathered from pieces of memory.
+// Writes segments, safetensors files whose tensors are gathered from pieces of memory.
 #pragma once
 
 #include <cstddef>
@@ -26,16 +26,36 @@ struct SegmentTensor {
   uint64_t size() const noexcept;
 };
 
-struct SegmentResult {
-  uint64_t size = 0;  // bytes of the file
-  uint32_t crc = 0;   // CRC-32C of the whole file
-};
+// A file being created: removed again unless `sync` has returned. One thread at a time.
+class SegmentFile {
+ public:
+  // Creates `path`, which must not exist, and writes everything; no byte is promised to be durable yet, but the kernel
+  // has begun to write them to the disk. `__metadata__` is `metadata` plus "crc32c.<tensor>" = 8 hex digits for every
+  // tensor. The header is padded so that the data begins at a multiple of 64 bytes. Nothing is copied: the pieces are
+  // written by writev and not needed afterwards.
+  // Throws std::invalid_argument for a repeated name, IoError when the system refuses; the file is then removed.
+  SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
+              const std::map<std::string, std::string>& metadata);
+  ~SegmentFile();
+  SegmentFile(const SegmentFile&) = delete;
+  SegmentFile& operator=(const SegmentFile&) = delete;
 
-// Creates `path`, which must not exist, and returns when its bytes are durable (the caller syncs the directory).
-// `__metadata__` is `metadata` plus "crc32c.<tensor>" = 8 hex digits for every tensor. The header is padded so that
-// the data begins at a multiple of 64 bytes. Nothing is copied: the pieces are written by writev.
-// Throws std::invalid_argument for a repeated name, IoError when the system refuses; the file is then removed.
-SegmentResult write_segment(const std::string& path, std::span<const SegmentTensor> tensors,
-                            const std::map<std::string, std::string>& metadata);
+  uint64_t size() const { return size_; }  // bytes of the file
+  uint32_t crc() const { return crc_; }    // CRC-32C of the whole file
+
+  // Returns when the bytes are durable (the caller syncs the directory). Throws IoError; a failed sync is final and
+  // the file removed: the kernel may have dropped the pages it could not write, and a second sync would succeed.
+  // Throws std::invalid_argument the second time.
+  void sync();
+
+ private:
+  void write(std::vector<Piece> pieces);
+
+  std::string path_;
+  int owner_;  // process that creates the file
+  int fd_ = -1;
+  uint64_t size_ = 0;
+  uint32_t crc_ = 0;
+};
 
 }  // namespace cpr::store

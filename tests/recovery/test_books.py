@@ -155,15 +155,15 @@ def test_some_shards_committed_and_the_whole_not(tmp_path: Path, monkeypatch: py
     train_step(model, batches(1)[0])
     manager.step(BATCH)
     bits = dirty_bits(model)
-    commit = cpr_native.store.chain_writer.commit_manifest
+    prepare = cpr_native.store.chain_writer.prepare_manifest
 
     def until_shard_2(chain: Path, manifest: Any) -> Any:
         if chain.name == "2":
             raise OSError(errno.ENOSPC, "No space left on device", str(chain))
-        return commit(chain, manifest)
+        return prepare(chain, manifest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cpr_native.store.chain_writer, "commit_manifest", until_shard_2)
+        patch.setattr(cpr_native.store.chain_writer, "prepare_manifest", until_shard_2)
         with pytest.raises(OSError, match="No space left"):
             manager.save("delta", wait=True)
     assert same(dirty_bits(model), bits)

@@ -15,7 +15,7 @@ from cpr_native.store import CheckpointStore, inspect, verify
 
 # Forks one child per instant, which kills itself just before a system call of a save or at its end.
 KILLER = """
-import json, os, shutil, signal, sys
+import json, os, shutil, signal, sys, threading
 from pathlib import Path
 from store_cases import PLACEMENT, SCHEMA, Model
 from cpr_native.store import CheckpointStore, chain_save, files
@@ -29,12 +29,13 @@ rows = {"user": [1, 9, 16], "item.id": [0, 6], "tiny": [1]}
 model.train(rows)
 
 def attempt(path, fatal):
-    calls = []
+    calls, lock = [], threading.Lock()
     def watched(name, real):
         def call(*arguments):
-            calls.append(name)
-            if len(calls) == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
+            with lock:
+                calls.append(name)
+                if len(calls) == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments)
         return call
     store = CheckpointStore(path)
@@ -68,8 +69,13 @@ def test_v11_v13_killed_at_every_system_call_leaves_the_old_or_the_new_state(tmp
     told = json.loads(done.stdout)
     assert set(told["signals"]) == {signal.SIGKILL}
     # Of each chain: segment directory synced, manifest written and synced, linked, its directory synced.
+    # Shards go side by side, the global commit gets its name last.
     chain = ["sync_directory", "write_new", "link_new", "remove", "sync_directory"]
-    assert told["calls"][-5 * 4 :] == chain * 4
+    calls = told["calls"][-5 * 4 :]
+    assert sorted(calls) == sorted(chain * 4)
+    assert calls[-3:] == chain[2:]
+    assert "link_new" not in calls[: calls.index("write_new") + 1]
+    assert calls[: calls.index("link_new")].count("write_new") >= 3
     old, new = restored(CheckpointStore(tmp_path / "old")), restored(CheckpointStore(tmp_path / "whole"))
     assert old != new
     linked = max(at for at, call in enumerate(told["calls"], 1) if call == "link_new")

@@ -82,7 +82,8 @@ def test_every_shorter_file_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format_version=2), "this release reads 1, got 2"),
+        (lambda m: m.update(format_version=3), r"this release reads \(1, 2\), got 3"),
+        (lambda m: m.update(format_version=True), r"this release reads \(1, 2\), got True"),
         (lambda m: m.update(more=1), "expected the fields"),
         (lambda m: m.pop("step"), "expected the fields"),
         (lambda m: m.update(kind="full"), "kind: expected"),
