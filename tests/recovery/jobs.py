@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cpr_native.config import EmbeddingBagConfig, Trackers
+from cpr_native.config import DataType, EmbeddingBagConfig, Trackers
 from cpr_native.modules import EmbeddingBagCollection
 from cpr_native.optim import SGD, FusedOptimizer, RowWiseAdagrad
 from cpr_native.overhead import Costs, Job
@@ -36,16 +36,25 @@ Ids = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Net(torch.nn.Module):
     """Three tables (two features share the first), dropout and a small MLP."""
 
-    def __init__(self, optimizer: FusedOptimizer | None, trackers: Trackers | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: FusedOptimizer | None,
+        trackers: Trackers | None = None,
+        data_type: DataType = DataType.FP32,
+    ) -> None:
         super().__init__()
         torch.manual_seed(3)
+        tables = (("big", 8, ["a", "b"]), ("mid", 4, ["c"]), ("tiny", 4, ["d"]))
         self.tables = EmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
-                    name="big", num_embeddings=ROWS[0], embedding_dim=8, feature_names=["a", "b"]
-                ),
-                EmbeddingBagConfig(name="mid", num_embeddings=ROWS[1], embedding_dim=4, feature_names=["c"]),
-                EmbeddingBagConfig(name="tiny", num_embeddings=ROWS[2], embedding_dim=4, feature_names=["d"]),
+                    name=name,
+                    num_embeddings=rows,
+                    embedding_dim=dim,
+                    feature_names=features,
+                    data_type=data_type,
+                )
+                for (name, dim, features), rows in zip(tables, ROWS, strict=True)
             ],
             optimizer=optimizer,
             seed=11,
