@@ -41,7 +41,7 @@ class Watched(Protocol):
     _versions: list[int]
 
 
-W = TypeVar("W", bound=Watched)
+W = TypeVar("W")
 Weights = Callable[[W], Sequence[tuple[int, Tensor]]]
 Before = Callable[[W, Optimizer], None]
 After = Callable[[W, Optimizer, Sequence[Update]], None]
@@ -64,12 +64,8 @@ def watch_optimizers(
             return
         if before is not None:
             before(target, optimizer)
-        for table, weight in weights_of(target):
-            if weight._version != target._versions[table]:
-                target.engine.mark_dirty(table)
-                target._versions[table] = weight._version
-            if weight.grad is not None:
-                seen[table] = (weight.grad, weight.grad._version)
+        grads = ((table, weight.grad) for table, weight in weights_of(target))
+        seen.update({table: (grad, grad._version) for table, grad in grads if grad is not None})
 
     def step_ended(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         target = reference()
