@@ -71,7 +71,7 @@ class TrainedCollection:
         self.features = settings.features
         self._trackers = settings.trackers
         tables = []
-        for config in settings.tables:
+        for index, config in enumerate(settings.tables):
             low, high = config.init_range
             tables.append(
                 TableSchema(
@@ -80,6 +80,8 @@ class TrainedCollection:
                     dim=config.embedding_dim,
                     init_min=low,
                     init_max=high,
+                    dtype=config.data_type.dtype,
+                    state_columns=self.engine.state_columns(index),
                 )
             )
         optimizer, initial_state = settings.optimizer, 0.0

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optimizer_cases import OPTIMIZERS
 from recovery.jobs import Net, batch_size, batches, everything, loss_of, manage, same
 from torch.optim import lr_scheduler
 
-from cpr_native.optim import SGD, FusedOptimizer, RowWiseAdagrad
+from cpr_native.config import DataType
+from cpr_native.optim import SGD, Adam, FusedOptimizer, RowWiseAdagrad
 from cpr_native.policy import Delta, Full, Partial, Policy
 from cpr_native.recovery import RecoveryManager
 
 BEFORE, AFTER = 9, 7
-each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS[:2], ids=lambda settings: settings.name)
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda settings: settings.name)
 
 
 @dataclass
@@ -49,8 +51,8 @@ class Training:
         return [self.model.tables.optimizer_scalars(), *states]
 
 
-def training(optimizer: FusedOptimizer) -> Training:
-    model = Net(optimizer)
+def training(optimizer: FusedOptimizer, data_type: DataType = DataType.FP32) -> Training:
+    model = Net(optimizer, data_type=data_type)
     handle = model.tables.fused_optimizer
     dense = torch.optim.Adam(model.mlp.parameters(), lr=0.01)
     schedule: Any
@@ -76,17 +78,21 @@ def run(job: Training, steps: range, manager: RecoveryManager | None = None) -> 
 
 
 @each_optimizer
-@pytest.mark.parametrize("policy", [Full(), Delta()], ids=["full", "delta"])
+@pytest.mark.parametrize(
+    ("policy", "data_type"),
+    [(Full(), DataType.FP32), (Delta(), DataType.FP32), (Delta(), DataType.BF16), (Full(), DataType.FP16)],
+    ids=["full", "delta", "delta_bf16", "full_fp16"],
+)
 def test_v24_training_after_a_restart_equals_training_through(
-    tmp_path: Path, policy: Policy, optimizer: FusedOptimizer
+    tmp_path: Path, policy: Policy, data_type: DataType, optimizer: FusedOptimizer
 ) -> None:
-    through = training(optimizer)
+    through = training(optimizer, data_type)
     run(through, range(BEFORE + AFTER))
-    first = training(optimizer)
+    first = training(optimizer, data_type)
     with managed(first, tmp_path, policy) as manager:
         manager.start()
         run(first, range(BEFORE), manager)
-    second = training(optimizer)
+    second = training(optimizer, data_type)
     with managed(second, tmp_path, policy) as manager:
         report = manager.resume()
         assert report is not None
@@ -129,6 +135,22 @@ def test_v24_a_partial_recovery_leaves_scalars_live(tmp_path: Path) -> None:
         before = job.scalars()
         manager.recover([2])
         assert job.scalars() == before
+
+
+def test_v24_hyperparameters_are_saved_as_the_numbers_they_are(tmp_path: Path) -> None:
+    job = training(Adam(lr=0.1))
+    job.model.tables.fused_optimizer.param_groups[0].update(
+        lr=1 / 3, betas=(0.7, 1 / 7), eps=1e-5, weight_decay=0.3
+    )
+    with managed(job, tmp_path, Full()) as manager:
+        manager.start()
+    again = training(Adam(lr=0.1))
+    with managed(again, tmp_path, Full()) as manager:
+        manager.resume()
+    group = again.model.tables.fused_optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (1 / 3, (0.7, 1 / 7), 1e-5)
+    assert group["weight_decay"] == 0.3
+    assert again.model.tables.engine.weight_decay == np.float32(0.3)
 
 
 class Stubborn:
