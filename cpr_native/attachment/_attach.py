@@ -12,7 +12,7 @@ from cpr_native.attachment._lookups import ForwardHook
 from cpr_native.attachment._tables import AttachedTable, find_tables
 from cpr_native.attachment.attachment import Attachment
 from cpr_native.config import EmbeddingBagConfig, Trackers
-from cpr_native.modules._plan import DEFAULT_STAGING_BYTES, EnginePlan
+from cpr_native.modules._plan import EnginePlan
 from cpr_native.modules._tables import trackers_of
 
 # torch draws embeddings from N(0, 1); a range of the same variance describes them in a checkpoint.
@@ -26,13 +26,13 @@ def attach(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     skip: Collection[str] = (),
     seed: int = 0,
-    max_staging_bytes: int = DEFAULT_STAGING_BYTES,
 ) -> Attachment:
     """Track every `nn.Embedding` and `nn.EmbeddingBag` of `model`, which keeps its modules, as they are.
 
     Increments and partial recovery then work for the model (`RecoveryManager(model, ...)`), trained by
-    torch's own optimizers. Trackers cost 8 bytes a row and the SSU list; no weight is copied. Attach when the
-    weights are where they stay and before `torch.compile`, whose graph breaks at each tracked module.
+    torch's own optimizers. Trackers cost 8 bytes a row and the SSU list. A save copies the rows it takes, and
+    their state, while training waits, and holds the copy until it is written. Attach when the weights are
+    where they stay and before `torch.compile`, whose graph breaks at each tracked module.
 
     Args:
         model: weights in CPU memory, contiguous, float32, float16, bfloat16 or float64 (all of them then).
@@ -44,7 +44,6 @@ def attach(
             recover.
         skip: names of embedding modules to leave alone; the dense parameters include them.
         seed: of the trackers' choices.
-        max_staging_bytes: memory of the rows a snapshot holds while they are written; bytes.
 
     Returns:
         The attachment. The model keeps it until `detach()`; it doesn't keep the model.
@@ -65,7 +64,6 @@ def attach(
         trackers=trackers_of([table.name for table in tables], trackers),
         optimizer=None,
         seed=seed,
-        max_staging_bytes=max_staging_bytes,
         external=True,
     )
     return Attachment(tables, plan, optimizers)

@@ -53,10 +53,13 @@ PLAIN = [
 DENSE: dict[type[Optimizer], list[dict[str, Any]]] = {
     **{kind: [{}] for kind in PLAIN},
     **{kind: list(options) for kind, options in BOTH.items()},
-    torch.optim.Adafactor: [{}],
-    torch.optim.Muon: [{}, {"weight_decay": 0.0}],
     torch.optim.LBFGS: [{"lr": 0.1, "max_iter": 2}],
 }
+# Not in every version of torch that is supported.
+if hasattr(torch.optim, "Adafactor"):
+    DENSE[torch.optim.Adafactor] = [{}]
+if hasattr(torch.optim, "Muon"):
+    DENSE[torch.optim.Muon] = [{}, {"weight_decay": 0.0}]
 for kind in PLAIN:
     DENSE[kind] += [{"foreach": True}, {"foreach": True, "maximize": True}]
     if kind is not torch.optim.Rprop:
