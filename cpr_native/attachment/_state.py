@@ -36,6 +36,7 @@ class RowState:
             self.layout = layout_of(optimizer, group, sparse=table.sparse, dtype=weight.dtype)
         elif not weight.requires_grad:
             self.layout = ()
+        self._stranger: str | None = None
         self._seen: list[Tensor | None] = []
         self._bound: list[int] | None = None
 
@@ -58,6 +59,11 @@ class RowState:
     def of(self, optimizer: Optimizer) -> bool:
         """Whether `optimizer` has this state."""
         return self._optimizer is not None and self._optimizer() is optimizer
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Note that `optimizer` updated the weight; `bind` raises when it isn't the one with this state."""
+        if self._optimizer is not None and not self.of(optimizer):
+            self._stranger = type(optimizer).__name__
 
     def replaced(self, *, by_step: bool = False) -> bool:
         """Whether torch's tensors are others than at the last call, so that any row may have changed.
@@ -104,7 +110,15 @@ class RowState:
 
     def _check_layout(self) -> None:
         optimizer = self.optimizer
-        if self.layout is None or optimizer is None:
+        if optimizer is None:
+            return
+        if self._stranger is not None:
+            raise ValueError(
+                f"table {self._table.name!r}: another optimizer ({self._stranger}) updated it than the "
+                f"{type(optimizer).__name__} it was attached with: detach and attach the model with "
+                "the new one"
+            )
+        if self.layout is None:
             return
         weight = self._table.synced_weight()
         group = group_of(optimizer, weight)

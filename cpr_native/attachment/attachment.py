@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -48,7 +49,7 @@ class Attachment:
         self._plan = plan
         holders = [_holder(table, optimizers) for table in tables]
         self._states = [RowState(table, i, holders[i]) for i, table in enumerate(tables)]
-        self.optimizers = tuple(o for o in optimizers if any(state.of(o) for state in self._states))
+        self._optimizers = [weakref.ref(o) for o in optimizers if any(state.of(o) for state in self._states)]
         self._addresses, self._versions = [0] * len(tables), [0] * len(tables)
         self._lookups = [Lookups() for _ in tables]
         self._observer: UpdateObserver | None = None
@@ -72,6 +73,12 @@ class Attachment:
     def plan(self) -> EnginePlan:
         """The settings from which the engine was built."""
         return self._plan
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The torch optimizers passed to `attach` that train tables, as far as they still exist."""
+        alive = (reference() for reference in self._optimizers)
+        return tuple(optimizer for optimizer in alive if optimizer is not None)
 
     @property
     def table_names(self) -> list[str]:
@@ -243,7 +250,8 @@ def _step_ended(attachment: Attachment, optimizer: Optimizer, updates: Sequence[
     lengths = [0] * len(attachment._tables)
     for table, _, _ in updates:
         state = attachment._states[table]
-        if state.of(optimizer) and state.replaced(by_step=True):
+        state.stepped(optimizer)
+        if state.replaced(by_step=True):
             engine.mark_dirty(table)
         taken = attachment._lookups[table].take()
         if taken is not None:

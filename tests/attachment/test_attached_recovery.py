@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,21 @@ def test_options_that_would_change_the_record_are_refused_at_the_save(tmp_path: 
     with pytest.raises(
         ValueError, match=r"table 'bag': optimizer state: expected \['momentum_buffer'\].*got \[\]"
     ):
+        manager.save(wait=True)
+
+
+def test_an_optimizer_that_was_dropped_or_replaced_is_noticed_at_the_save(tmp_path: Path) -> None:
+    run = Run(*OPTIMIZERS["adagrad"])
+    manager = run.manager(tmp_path, Delta())
+    manager.start()
+    manager.flush()
+    first, run.optimizers[0] = run.optimizers[0], torch.optim.SparseAdam(run.model.tables())
+    run.step(batches()[0])
+    with pytest.raises(ValueError, match=r"another optimizer \(SparseAdam\) updated it than the Adagrad"):
+        manager.save(wait=True)
+    del first
+    gc.collect()
+    with pytest.raises(ValueError, match="the optimizer it was attached with is gone"):
         manager.save(wait=True)
 
 
