@@ -47,7 +47,8 @@ class TableSpec:
         scale_grad_by_freq: bool = False,
         external: bool = False,
     ) -> None:
-        """`pooling`: sum, mean or max. `dtype` of the rows: float32, float16, bfloat16 or float64.
+        """`pooling`: sum, mean, max, or none (a row an id; of all tables of a collection, and those of one
+        `embedding_dim`). `dtype` of the rows: float32, float16, bfloat16 or float64.
 
         `external`: the rows lie in memory of the caller's, which `bind_weight` names before the first use.
         """
@@ -202,19 +203,19 @@ class Collection:
     def drift_histogram(self, table: int) -> NDArray[np.int64]:
         """Rows by log-spaced bucket of their drift, [256] (docs/numerics.md)."""
     def counts(self, table: int) -> NDArray[np.uint32]:
-        """Copy of the accesses of each row since it was last saved, saturating at 2**28 - 1."""
+        """Copy of the accesses of each row since it was last saved, saturating at 2**27 - 1."""
     def dirty(self, table: int) -> NDArray[np.bool_]:
         """Copy of each row's dirty bit: updated since the last base or delta."""
     def num_dirty(self, table: int) -> int:
         """Number of dirty rows, without a scan."""
     def trackers(self, table: int) -> NDArray[np.uint32]:
-        """Copy of each row's count (bits 0-27), listed (29) and dirty (30) bits, for `set_trackers`."""
+        """Copy of each row's count (bits 0-26), listed (29) and dirty (30) bits, for `set_trackers`."""
     def set_trackers(self, table: int, words: TensorRef) -> None:
         """Replace all trackers of a table by `words`, uint32 [num_embeddings]."""
     def sampled_rows(self, table: int) -> NDArray[np.int64]:
         """Global ids in the sub-sampled used list, ascending."""
     def count_histogram(self, table: int) -> NDArray[np.int64]:
-        """Rows by log-spaced bucket of their count, [400] (docs/numerics.md)."""
+        """Rows by log-spaced bucket of their count, [384] (docs/numerics.md)."""
     def bind_weight(self, table: int, weight: TensorRef, owner: Any) -> None:
         """Use the caller's memory for a table's rows; `owner` is kept alive. All its rows become dirty.
 
@@ -255,10 +256,9 @@ class Collection:
 
         `out` and `per_sample_weights` are float32, for float64 tables float64.
         `ids`: int32 or int64 [n], feature-major; `offsets`: int32 or int64 [features * batch + 1], or None
-        with
-        `ids_per_bag`; `per_sample_weights`: [n]. Raises IndexError for an id, ValueError for
-        offsets or
-        shapes, TypeError for a dtype; nothing is counted then.
+        with `ids_per_bag`; `per_sample_weights`: [n]. Without pooling `offsets` are [features + 1], where each
+        feature's ids begin, and `out` and the gradient of `update` are [n, output_dim]. Raises IndexError for
+        an id, ValueError for offsets or shapes, TypeError for a dtype; nothing is counted then.
         """
     def update(
         self,

@@ -146,9 +146,13 @@ def test_torch_free_parts_are_those_of_the_store_side() -> None:
     assert {"_native", "store", "policy", "overhead", "shard", "config", "optim"} <= set(torch_free_parts())
 
 
+# The stub of the one compiled module.
+LONG_FILES = {"cpr_native/_native.pyi"}
+
+
 def test_files_are_short() -> None:
     lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in CODE}
-    assert {name: lines for name, lines in lengths.items() if lines > 300} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > 300}.keys() == LONG_FILES
 
 
 @pytest.mark.parametrize("path", TEXT, ids=relative)

@@ -39,13 +39,13 @@ void check_not_negative(const char* name, float value) {
           std::string(name) + ": expected a finite value >= 0, got " + std::to_string(value));
 }
 
-void check_beta(const char* name, float value) {
-  require(value >= 0.0F && value < 1.0F, std::string(name) + ": expected 0 <= value < 1, got " + std::to_string(value));
+void check_beta(const char* name, double value) {
+  require(value >= 0.0 && value < 1.0, std::string(name) + ": expected 0 <= value < 1, got " + std::to_string(value));
 }
 
 std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables, const std::vector<int64_t>& features,
                                             const std::string& optimizer, float learning_rate, float eps,
-                                            float initial_state, float beta1, float beta2, float weight_decay,
+                                            float initial_state, double beta1, double beta2, float weight_decay,
                                             uint64_t seed, int64_t max_staging_bytes) {
   require(!tables.empty(), "tables: expected at least one");
   const OptimizerSpec spec{parse_optimizer(optimizer), learning_rate, eps, initial_state, beta1, beta2, weight_decay};
@@ -95,8 +95,12 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
   if (offsets.has_value()) {
     in.offsets_are_64bit = is_64bit(*offsets, "offsets");
     in.offsets = reinterpret_cast<const void*>(offsets->address);
-    check_shape(*offsets, "offsets", {features * in.batch_size + 1});
+    check_shape(*offsets, "offsets", {(c.unpooled() ? features : features * in.batch_size) + 1});
+    require(
+        !c.unpooled() || in.batch_size == in.num_ids,
+        "out: expected a row for each of " + std::to_string(in.num_ids) + " ids, got " + std::to_string(in.batch_size));
   } else {
+    require(!c.unpooled(), "offsets: expected where each feature's ids begin, got none");
     in.ids_per_bag = ids_per_bag;
     require(ids_per_bag >= 0 && ids_per_bag * features * in.batch_size == in.num_ids,
             "ids: expected " + std::to_string(features) + " features * " + std::to_string(in.batch_size) + " bags * " +
@@ -106,8 +110,9 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
     in.per_sample_weights = data_as(*weights, "per_sample_weights", outer_dtype(c));
     check_shape(*weights, "per_sample_weights", {in.num_ids});
     for (int64_t t = 0; t < c.num_tables(); ++t) {
-      require(c.table(t).spec().pooling == Pooling::kSum,
-              "per_sample_weights: expected sum pooling, got mean or max for table '" + c.table(t).spec().name + "'");
+      require(
+          c.table(t).spec().pooling == Pooling::kSum,
+          "per_sample_weights: expected sum pooling, got mean, max or none for table '" + c.table(t).spec().name + "'");
     }
   }
   in.keep = keep;
@@ -198,11 +203,11 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
 }
 
 // A property that may be changed between updates.
-void def_scalar(py::class_<Collection>& c, const char* name, float OptimizerSpec::* member,
-                void (*check)(const char*, float)) {
+template <typename T>
+void def_scalar(py::class_<Collection>& c, const char* name, T OptimizerSpec::* member, void (*check)(const char*, T)) {
   c.def_property(
       name, [member](const Collection& self) { return self.optimizer().*member; },
-      [name, member, check](Collection& self, float value) {
+      [name, member, check](Collection& self, T value) {
         check(name, value);
         self.optimizer().*member = value;
       });
@@ -214,8 +219,8 @@ void register_collection(py::module_& m) {
   register_settings(m);
   py::class_<Collection> c(m, "Collection");
   c.def(py::init(&make_collection), py::arg("tables"), py::arg("features"), py::kw_only(), py::arg("optimizer"),
-        py::arg("learning_rate"), py::arg("eps") = 1e-8F, py::arg("initial_state") = 0.0F, py::arg("beta1") = 0.9F,
-        py::arg("beta2") = 0.999F, py::arg("weight_decay") = 0.0F, py::arg("seed") = 0,
+        py::arg("learning_rate"), py::arg("eps") = 1e-8F, py::arg("initial_state") = 0.0F, py::arg("beta1") = 0.9,
+        py::arg("beta2") = 0.999, py::arg("weight_decay") = 0.0F, py::arg("seed") = 0,
         py::arg("max_staging_bytes") = int64_t{256} << 20);
   def_scalar(c, "learning_rate", &OptimizerSpec::learning_rate, check_not_negative);
   def_scalar(c, "eps", &OptimizerSpec::eps, check_not_negative);

@@ -24,8 +24,8 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
           where + "num_embeddings: expected 1 to 2^32 - 1, got " + std::to_string(num_embeddings));
   require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
           where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
-  require(pooling == "sum" || pooling == "mean" || pooling == "max",
-          where + "pooling: expected sum, mean or max, got " + pooling);
+  require(pooling == "sum" || pooling == "mean" || pooling == "max" || pooling == "none",
+          where + "pooling: expected sum, mean, max or none, got " + pooling);
   require(row_offset >= 0 && row_offset <= INT64_MAX - num_embeddings,
           where + "row_offset: expected 0 to 2^63 - 1 - num_embeddings, got " + std::to_string(row_offset));
   require(std::isfinite(init_min) && std::isfinite(init_max) && init_min <= init_max,
@@ -39,7 +39,10 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
   spec.name = name;
   spec.num_embeddings = num_embeddings;
   spec.embedding_dim = embedding_dim;
-  spec.pooling = pooling == "sum" ? Pooling::kSum : pooling == "mean" ? Pooling::kMean : Pooling::kMax;
+  spec.pooling = pooling == "sum"    ? Pooling::kSum
+                 : pooling == "mean" ? Pooling::kMean
+                 : pooling == "max"  ? Pooling::kMax
+                                     : Pooling::kNone;
   spec.dtype = parse_dtype(dtype, where);
   spec.row_offset = row_offset;
   spec.init_min = init_min;
@@ -56,7 +59,10 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
 }
 
 const char* pooling_name(Pooling pooling) {
-  return pooling == Pooling::kSum ? "sum" : pooling == Pooling::kMean ? "mean" : "max";
+  return pooling == Pooling::kSum    ? "sum"
+         : pooling == Pooling::kMean ? "mean"
+         : pooling == Pooling::kMax  ? "max"
+                                     : "none";
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 
 namespace cpr {
 
-enum class Pooling : uint8_t { kSum, kMean, kMax };
+// kNone: a row an id; then it is that of every table of a collection.
+enum class Pooling : uint8_t { kSum, kMean, kMax, kNone };
 
 // kNone: torch's own optimizer writes the weights; the engine only tracks.
 enum class Optimizer : uint8_t { kNone, kSgd, kRowWiseAdagrad, kAdagrad, kAdam, kPartialRowWiseAdam };
@@ -44,8 +45,8 @@ struct OptimizerSpec {
   float learning_rate = 0.0F;
   float eps = 1e-8F;
   float initial_state = 0.0F;
-  float beta1 = 0.9F;
-  float beta2 = 0.999F;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
   float weight_decay = 0.0F;
 };
 

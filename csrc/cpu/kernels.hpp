@@ -43,6 +43,8 @@ struct UpdateArgs {
   float eps = 0.0F;
   float beta1 = 0.0F;
   float beta2 = 0.0F;
+  float gain1 = 1.0F;  // 1 - beta1, 1 - beta2, rounded once
+  float gain2 = 1.0F;
   float correction1 = 1.0F;  // 1 - beta1^t, 1 - beta2^t of this step
   float correction2 = 1.0F;
   float weight_decay = 0.0F;

@@ -1,6 +1,6 @@
 // Part of kernels.cpp: reading ids and pooling bags.
 
-inline constexpr int64_t kLookupAhead = 32;  // rows prefetched ahead
+inline constexpr int64_t kLookupAhead = 16;  // rows prefetched ahead
 
 CPR_INLINE void prefetch_row(const TableView& t, uint64_t key) {
   const int64_t bytes = weight_bytes(t.format);

@@ -50,8 +50,8 @@ CPR_INLINE float step_adam(const UpdateArgs& a, int64_t row, const float* __rest
   float* __restrict__ m = a.table.arrays[0].data + row * dim;
   float* __restrict__ v = a.table.arrays[1].data + row * dim;
   for (int64_t d = 0; d < dim; ++d) {
-    m[d] = a.beta1 * m[d] + (1.0F - a.beta1) * g[d];
-    v[d] = a.beta2 * v[d] + (1.0F - a.beta2) * (g[d] * g[d]);
+    m[d] = a.beta1 * m[d] + a.gain1 * g[d];
+    v[d] = a.beta2 * v[d] + a.gain2 * (g[d] * g[d]);
     step[d] = a.learning_rate * (m[d] / a.correction1) / (__builtin_sqrtf(v[d] / a.correction2) + a.eps);
   }
   return subtract_step(a, step, w);
@@ -63,12 +63,12 @@ CPR_INLINE float step_partial_row_wise_adam(const UpdateArgs& a, int64_t row, co
   const int64_t dim = a.table.dim;
   RowMeta* meta = meta_of(a.table, row);
   const float mean = sum_of_squares<0>(g, dim) / static_cast<float>(dim);
-  const float v = a.beta2 * meta->state + (1.0F - a.beta2) * mean;
+  const float v = a.beta2 * meta->state + a.gain2 * mean;
   meta->state = v;
   const float denominator = __builtin_sqrtf(v / a.correction2) + a.eps;
   float* __restrict__ m = a.table.arrays[0].data + row * dim;
   for (int64_t d = 0; d < dim; ++d) {
-    m[d] = a.beta1 * m[d] + (1.0F - a.beta1) * g[d];
+    m[d] = a.beta1 * m[d] + a.gain1 * g[d];
     step[d] = a.learning_rate * (m[d] / a.correction1) / denominator;
   }
   return subtract_step(a, step, w);

@@ -45,12 +45,28 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
     }
     tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, arenas));
   }
+  unpooled_ = tables_.front()->spec().pooling == Pooling::kNone;
+  check_unpooled();
   for (size_t f = 0; f < features_.size(); ++f) {
     features_of_table_.at(static_cast<size_t>(features_[f])).push_back(static_cast<int64_t>(f));
-    feature_column_.push_back(output_dim_);
-    output_dim_ += table(features_[f]).dim();
+    feature_column_.push_back(unpooled_ ? 0 : output_dim_);
+    output_dim_ = table(features_[f]).dim() + (unpooled_ ? 0 : output_dim_);
   }
   for (const auto& table : tables_) table->initialise(0, table->num_rows());
+}
+
+void Collection::check_unpooled() const {
+  const TableSpec& first = tables_.front()->spec();
+  for (const auto& table : tables_) {
+    const TableSpec& spec = table->spec();
+    if ((spec.pooling == Pooling::kNone) != unpooled_) {
+      throw std::invalid_argument("pooling: expected none for all tables of a collection or for no table, got both");
+    }
+    if (unpooled_ && spec.embedding_dim != first.embedding_dim) {
+      throw std::invalid_argument("embedding_dim: expected one for all tables of a collection without pooling, got " +
+                                  std::to_string(first.embedding_dim) + " and " + std::to_string(spec.embedding_dim));
+    }
+  }
 }
 
 Collection::~Collection() {

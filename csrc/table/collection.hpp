@@ -52,6 +52,8 @@ class Collection {
   int64_t num_tables() const { return static_cast<int64_t>(tables_.size()); }
   int64_t num_features() const { return static_cast<int64_t>(features_.size()); }
   int64_t output_dim() const { return output_dim_; }
+  // A row an id: output and gradient are [num_ids, dim], in the order of the ids.
+  bool unpooled() const { return unpooled_; }
   Table& table(int64_t index) { return *tables_.at(static_cast<size_t>(index)); }
   // Whether the tables are float64: then so are output, gradients and per-sample weights.
   bool wide() const { return wide_; }
@@ -120,6 +122,7 @@ class Collection {
   void check_idle(const char* call) const;
   // The snapshot that rows written from outside may have torn, failed; nullptr if none.
   std::shared_ptr<Snapshot> fail_torn(int64_t table);
+  void check_unpooled() const;
   void check_batch(const Batch& batch, const char* call) const;
   std::vector<Unit> plan_units(Batch* batch, int threads, const std::vector<bool>& frozen);
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
@@ -143,6 +146,7 @@ class Collection {
   std::vector<std::vector<int64_t>> features_of_table_;  // ascending
   std::vector<int64_t> feature_column_;
   int64_t output_dim_ = 0;
+  bool unpooled_ = false;
   OptimizerSpec optimizer_;
   bool wide_ = false;
   bool pools_max_ = false;

@@ -21,6 +21,7 @@ int64_t offset_at(const LookupInput& in, int64_t i) {
 
 struct Task {
   int64_t feature = 0;
+  int64_t first_bag = 0;  // over all features
   int64_t begin = 0;
   int64_t end = 0;
   int64_t bad_offset = -1;
@@ -28,29 +29,39 @@ struct Task {
   bool unit_bags = true;
 };
 
-// Copies the range's offsets to `out` [end - begin + 1]; false with task->bad_offset set at the first that is out of
-// order.
-bool read_offsets(const LookupInput& in, int64_t first, int64_t count, int64_t* out, Task* task) {
-  bool ascending = true;
-  bool unit = true;
-  for (int64_t i = 0; i <= count; ++i) out[i] = offset_at(in, first + i);
-  for (int64_t i = 0; i < count; ++i) {
-    ascending &= out[i] <= out[i + 1];
-    unit &= out[i + 1] - out[i] == 1;
+template <typename Offset>
+void copy_offsets(const Offset* offsets, int64_t count, int64_t* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(offsets[i]);
+}
+
+// Copies the range's offsets to `out` [bags + 1]; false with task->bad_offset set at the first that is out of order.
+bool read_offsets(const LookupInput& in, int64_t first, int64_t bags, int64_t* out, Task* task) {
+  if (in.offsets == nullptr) {
+    for (int64_t i = 0; i <= bags; ++i) out[i] = (first + i) * in.ids_per_bag;
+  } else if (in.offsets_are_64bit) {
+    copy_offsets(static_cast<const int64_t*>(in.offsets) + first, bags + 1, out);
+  } else {
+    copy_offsets(static_cast<const int32_t*>(in.offsets) + first, bags + 1, out);
   }
-  task->unit_bags = unit;
-  if (ascending && out[0] >= 0 && out[count] <= in.num_ids) return true;
+  int64_t descents = 0;
+  int64_t others = 0;  // bags of another length than 1
+  for (int64_t i = 0; i < bags; ++i) {
+    descents += out[i] > out[i + 1] ? 1 : 0;
+    others += out[i + 1] - out[i] != 1 ? 1 : 0;
+  }
+  task->unit_bags = others == 0;
+  if (descents == 0 && out[0] >= 0 && out[bags] <= in.num_ids) return true;
   int64_t bad = out[0] < 0 || out[0] > in.num_ids ? 0 : 1;
-  while (bad > 0 && bad < count && out[bad - 1] <= out[bad] && out[bad] <= in.num_ids) ++bad;
+  while (bad > 0 && bad < bags && out[bad - 1] <= out[bad] && out[bad] <= in.num_ids) ++bad;
   task->bad_offset = first + bad;
   return false;
 }
 
 // What pooling left out for ranges of one-id bags, needed once other ranges have longer ones.
-void fill_unit_bags(const std::vector<Task>& tasks, const LookupInput& in, BatchBuffers* buffers) {
+void fill_unit_bags(const std::vector<Task>& tasks, BatchBuffers* buffers) {
   for (size_t t = 0; t < tasks.size(); ++t) {
     if (!tasks[t].unit_bags) continue;
-    const int64_t first = tasks[t].feature * in.batch_size + tasks[t].begin;
+    const int64_t first = tasks[t].first_bag;
     const int64_t bags = tasks[t].end - tasks[t].begin;
     const int64_t position = buffers->offsets[static_cast<size_t>(first) + t];
     for (int64_t b = 0; b < bags; ++b) {
@@ -91,14 +102,18 @@ void Collection::throw_bad_id(int64_t index, const void* ids, bool ids_are_64bit
 std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   check_bound("lookup");
   const int64_t features = num_features();
-  const int64_t bags = features * in.batch_size;
+  const int64_t bags = unpooled_ ? in.num_ids : features * in.batch_size;
   if (in.offsets != nullptr) {
+    const int64_t end = unpooled_ ? features : bags;
     if (offset_at(in, 0) != 0) {
       throw std::invalid_argument("offsets: expected offsets[0] = 0, got " + std::to_string(offset_at(in, 0)));
     }
-    if (offset_at(in, bags) != in.num_ids) {
+    if (offset_at(in, end) != in.num_ids) {
       throw std::invalid_argument("offsets: expected the last offset to be the number of ids " +
-                                  std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, bags)));
+                                  std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, end)));
+    }
+    for (int64_t f = 1; unpooled_ && f <= features; ++f) {
+      if (offset_at(in, f) < offset_at(in, f - 1)) throw_bad_offset(in, f);
     }
   }
   auto batch = std::make_shared<Batch>(batches_, in.num_ids, in.batch_size, features);
@@ -106,11 +121,20 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   const int threads = static_cast<int>(std::clamp<int64_t>(in.num_ids / kIdsWorthAThread, 1, in.threads));
   const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
                                              std::max<int64_t>(1, in.batch_size / kMinBagsPerTask));
+  LookupInput bounds = in;  // of bags
+  if (unpooled_) {
+    bounds.offsets = nullptr;
+    bounds.ids_per_bag = 1;
+  }
+  const auto first_bag = [&](int64_t f) { return unpooled_ ? offset_at(in, f) : f * in.batch_size; };
   std::vector<Task> tasks;
   for (int64_t f = 0; f < features; ++f) {
-    batch->feature_begin[static_cast<size_t>(f)] = offset_at(in, f * in.batch_size);
+    const int64_t first = first_bag(f);
+    const int64_t size = first_bag(f + 1) - first;
+    batch->feature_begin[static_cast<size_t>(f)] = offset_at(bounds, first);
     for (int64_t k = 0; k < blocks; ++k) {
-      tasks.push_back({f, in.batch_size * k / blocks, in.batch_size * (k + 1) / blocks, -1, -1, true});
+      const int64_t begin = size * k / blocks;
+      tasks.push_back({f, first + begin, begin, size * (k + 1) / blocks, -1, -1, true});
     }
   }
   batch->feature_begin[static_cast<size_t>(features)] = in.num_ids;
@@ -129,9 +153,9 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   std::vector<double> sums(static_cast<size_t>(threads * sums_per_thread));
   cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int thread) {
     Task& task = tasks[static_cast<size_t>(index)];
-    const int64_t first = task.feature * in.batch_size + task.begin;
+    const int64_t first = task.first_bag;
     int64_t* offsets = buffers.offsets.data() + first + index;
-    if (!read_offsets(in, first, task.end - task.begin, offsets, &task)) return;
+    if (!read_offsets(bounds, first, task.end - task.begin, offsets, &task)) return;
     cpu::LookupTask work;
     work.table = tables_[static_cast<size_t>(features_[static_cast<size_t>(task.feature)])]->view();
     work.bags = task.end - task.begin;
@@ -144,7 +168,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     work.unit_bags = task.unit_bags;
     work.per_sample_weights = in.per_sample_weights;
     work.first_bag = first;
-    work.first_row = task.begin;
+    work.first_row = unpooled_ ? first : task.begin;
     const int64_t column = feature_column_[static_cast<size_t>(task.feature)];
     work.out = static_cast<char*>(in.out) + column * (wide() ? 8 : 4);
     work.out_stride = output_dim_;
@@ -162,7 +186,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
     }
     batch->unit_bags = batch->unit_bags && task.unit_bags;
   }
-  if (!batch->unit_bags) fill_unit_bags(tasks, in, &buffers);
+  if (!batch->unit_bags) fill_unit_bags(tasks, &buffers);
   return batch;
 }
 

@@ -131,12 +131,14 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const void*
   args.optimizer = optimizer_.kind;
   args.learning_rate = optimizer_.learning_rate;
   args.eps = optimizer_.eps;
-  args.beta1 = optimizer_.beta1;
-  args.beta2 = optimizer_.beta2;
+  args.beta1 = static_cast<float>(optimizer_.beta1);
+  args.beta2 = static_cast<float>(optimizer_.beta2);
+  args.gain1 = static_cast<float>(1.0 - optimizer_.beta1);
+  args.gain2 = static_cast<float>(1.0 - optimizer_.beta2);
   if (args.optimizer == Optimizer::kAdam || args.optimizer == Optimizer::kPartialRowWiseAdam) {
     const double t = static_cast<double>(step_ + 1);
-    args.correction1 = static_cast<float>(1.0 - std::pow(static_cast<double>(optimizer_.beta1), t));
-    args.correction2 = static_cast<float>(1.0 - std::pow(static_cast<double>(optimizer_.beta2), t));
+    args.correction1 = static_cast<float>(1.0 - std::pow(optimizer_.beta1, t));
+    args.correction2 = static_cast<float>(1.0 - std::pow(optimizer_.beta2, t));
   }
   args.weight_decay = optimizer_.weight_decay;
   args.rounding_key = hash2(table(index).key() + kRoundingSalt, static_cast<uint64_t>(step_));
@@ -144,7 +146,8 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const void*
   args.grad_stride = output_dim_;
   args.batch = batch->batch_size();
   args.feature_column = feature_column_.data();
-  args.only_feature = features.size() == 1 ? features[0] : -1;
+  // Unpooled, the row of the gradient is the position, whatever the feature.
+  args.only_feature = unpooled_ ? 0 : features.size() == 1 ? features[0] : -1;
   args.bag_of = batch->unit_bags ? nullptr : buffers.bag_of.data();
   args.per_sample_weights = batch->weighted ? buffers.per_sample_weights.data() : nullptr;
   if (wide_ && batch->weighted) args.per_sample_weights = buffers.wide_weights.data();

@@ -117,7 +117,7 @@ def test_state_of_torchs_optimizer_is_taken_over_and_given_back(own: FusedOptimi
         back.load_state_dict({**optimizer.state_dict(), "state": mine.fused_optimizer.state_dict()["state"]})
         for entry, other in zip(back.state.values(), optimizer.state.values(), strict=True):
             for name, value in other.items():
-                torch.testing.assert_close(entry[name], value, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(entry[name], value, rtol=1e-5, atol=1e-9)
 
 
 def test_state_of_an_optimizer_that_never_stepped_is_the_initial_one() -> None:

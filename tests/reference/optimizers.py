@@ -58,8 +58,8 @@ def adagrad(
 
 
 def _bias_corrections(betas: tuple[float, float], t: int) -> list[np.float32]:
-    """1 - beta^t of the float32 betas, in float64, rounded once."""
-    return [np.float32(1.0 - math.pow(float(np.float32(beta)), t)) for beta in betas]
+    """1 - beta^t in float64, rounded once."""
+    return [np.float32(1.0 - math.pow(beta, t)) for beta in betas]
 
 
 def adam(
@@ -75,12 +75,13 @@ def adam(
 ) -> None:
     """Update `weight` and `state` ([n, 2 * dim]: m and v): w = w - lr * (m / c1) / (sqrt(v / c2) + eps)."""
     dim = weight.shape[1]
-    one, (beta1, beta2) = np.float32(1), np.float32(betas)
+    beta1, beta2 = np.float32(betas)
+    gain1, gain2 = np.float32(1.0 - betas[0]), np.float32(1.0 - betas[1])
     correction1, correction2 = _bias_corrections(betas, t)
     for row, gradient in zip(rows, gradients, strict=True):
         m, v = state[row, :dim], state[row, dim:]
-        m[:] = beta1 * m + (one - beta1) * gradient
-        v[:] = beta2 * v + (one - beta2) * (gradient * gradient)
+        m[:] = beta1 * m + gain1 * gradient
+        v[:] = beta2 * v + gain2 * (gradient * gradient)
         step = np.float32(lr) * (m / correction1) / (np.sqrt(v / correction2) + np.float32(eps))
         weight[row] = weight[row] - step
 
@@ -98,12 +99,13 @@ def partial_row_wise_adam(
 ) -> None:
     """As `adam` with one v a row, of sum(g^2) / dim: `state` is [n, dim + 1]."""
     dim = weight.shape[1]
-    one, (beta1, beta2) = np.float32(1), np.float32(betas)
+    beta1, beta2 = np.float32(betas)
+    gain1, gain2 = np.float32(1.0 - betas[0]), np.float32(1.0 - betas[1])
     correction1, correction2 = _bias_corrections(betas, t)
     for row, gradient in zip(rows, gradients, strict=True):
         m = state[row, :dim]
-        v = beta2 * state[row, dim] + (one - beta2) * (sum_of_squares(gradient) / np.float32(dim))
-        m[:] = beta1 * m + (one - beta1) * gradient
+        v = beta2 * state[row, dim] + gain2 * (sum_of_squares(gradient) / np.float32(dim))
+        m[:] = beta1 * m + gain1 * gradient
         state[row, dim] = v
         denominator = np.sqrt(v / correction2) + np.float32(eps)
         weight[row] = weight[row] - np.float32(lr) * (m / correction1) / denominator
