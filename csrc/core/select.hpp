@@ -21,11 +21,14 @@ struct SelectRule {
 };
 
 // The word after the row was settled: a taken row starts counting and drifting anew.
-CPR_INLINE uint32_t settled_word(const SelectRule& rule, uint32_t word, bool taken) {
-  const uint32_t flipped = word ^ kParityBit;
+// `parity_bit`: of the snapshot's kind.
+CPR_INLINE uint32_t settled_word(const SelectRule& rule, uint32_t parity_bit, uint32_t word, bool taken) {
+  const uint32_t flipped = word ^ parity_bit;
   if (!taken) return flipped;
-  return (flipped & (rule.clears_dirty ? kParityBit : (kParityBit | kDirtyBit))) | kVoidDriftBit;
+  return (flipped & (rule.clears_dirty ? kParityBits : (kParityBits | kDirtyBit))) | kVoidDriftBit;
 }
+
+CPR_INLINE uint32_t parity_bit_of(Select kind) { return kind == Select::kAll ? kBaseParityBit : kParityBit; }
 
 CPR_INLINE bool is_above(const SelectRule& rule, int32_t bucket, int64_t row) {
   if (bucket != rule.bucket) return bucket > rule.bucket;

@@ -10,7 +10,7 @@
 // settles.
 namespace cpr {
 
-CPR_INLINE bool is_settled(const TableView& t, uint32_t word) { return ((word ^ t.parity) & kParityBit) == 0; }
+CPR_INLINE bool is_settled(const TableView& t, uint32_t word) { return ((word ^ t.parity) & t.parity_bit) == 0; }
 
 CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t row, uint32_t word, float drift) {
   switch (rule.kind) {
@@ -52,13 +52,14 @@ CPR_INLINE void stage_row(const TableView& t, int64_t row, uint32_t word, float 
   if (t.track_drift) t.staging.drift[slot] = drift;
 }
 
-// Update pass only. Returns the settled word; afterwards the caller may write the row. Staging must have a free slot.
-CPR_INLINE uint32_t settle(const TableView& t, int64_t row, uint32_t word, TrackerDelta* delta) {
+// Rare, so out of the way of the loop over rows.
+[[maybe_unused]] static __attribute__((noinline)) uint32_t settle_pending(const TableView& t, int64_t row,
+                                                                          uint32_t word, TrackerDelta* delta) noexcept {
   uint32_t* cell = &meta_of(t, row)->word;
   while (!is_settled(t, word)) {
     const float drift = t.track_drift ? drift_of(t, row, word) : 0.0F;
     const bool taken = is_selected(t, t.rule, row, word, drift);
-    const uint32_t next = settled_word(t.rule, word, taken);
+    const uint32_t next = settled_word(t.rule, t.parity_bit, word, taken);
     if (__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
       if (taken) {
         stage_row(t, row, word, drift);
@@ -71,6 +72,11 @@ CPR_INLINE uint32_t settle(const TableView& t, int64_t row, uint32_t word, Track
     }
   }
   return word;
+}
+
+// Update pass only. Returns the settled word; afterwards the caller may write the row. Staging must have a free slot.
+CPR_INLINE uint32_t settle(const TableView& t, int64_t row, uint32_t word, TrackerDelta* delta) {
+  return is_settled(t, word) ? word : settle_pending(t, row, word, delta);
 }
 
 }  // namespace cpr

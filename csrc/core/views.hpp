@@ -72,8 +72,9 @@ struct TableView {
   bool track_dirty = false;
   bool track_mfu = false;
   bool track_drift = false;
-  uint32_t parity = 0;   // of a settled row
-  bool walking = false;  // a snapshot's walk is under way
+  uint32_t parity = 0;               // of a settled row, both kinds
+  uint32_t parity_bit = kParityBit;  // of the snapshot under way
+  bool walking = false;              // a snapshot's walk is under way
   SelectRule rule;
   StagingView staging;
   SsuView ssu;
@@ -91,6 +92,16 @@ CPR_INLINE float* drift_cell(const TableView& t, int64_t row) {
 // `word`: the row's, read before.
 CPR_INLINE float drift_of(const TableView& t, int64_t row, uint32_t word) {
   return (word & kVoidDriftBit) != 0 ? 0.0F : *drift_cell(t, row);
+}
+
+// Whether no rule that chooses rows would choose the row.
+CPR_INLINE bool is_clean(const TableView& t, uint32_t word) {
+  const uint32_t clean = t.track_drift ? kVoidDriftBit : word & kVoidDriftBit;
+  return (word & ~kParityBits) == clean;
+}
+
+CPR_INLINE uint32_t with_parity(const TableView& t, uint32_t word) {
+  return (word & ~kParityBit) | (t.parity & kParityBit);
 }
 
 CPR_INLINE float* floats_of(const TableView& t, int64_t row) { return static_cast<float*>(t.weight) + row * t.dim; }

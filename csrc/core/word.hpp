@@ -10,7 +10,7 @@ namespace cpr {
 
 struct alignas(8) RowMeta {
   float state;    // row-wise accumulator; unused by optimizers without one
-  uint32_t word;  // parity | dirty | listed | void drift | count
+  uint32_t word;  // parity | dirty | listed | void drift | base parity | count
 };
 static_assert(sizeof(RowMeta) == 8);
 
@@ -22,13 +22,17 @@ struct alignas(16) DriftMeta {
 };
 static_assert(sizeof(DriftMeta) == 16);
 
-inline constexpr uint32_t kParityBit = 1U << 31;  // which snapshot settled the row last, modulo 2
+// Which snapshot settled the row last, modulo 2: of those that choose rows, and of those that take all. A row that no
+// rule would choose may have any parity of the first kind: the walk passes it over. Every other row has the table's.
+inline constexpr uint32_t kParityBit = 1U << 31;
+inline constexpr uint32_t kBaseParityBit = 1U << 27;
+inline constexpr uint32_t kParityBits = kParityBit | kBaseParityBit;
 inline constexpr uint32_t kDirtyBit = 1U << 30;   // updated since the last base or delta
 inline constexpr uint32_t kListedBit = 1U << 29;  // was sampled: may hold a slot of the sub-sampled used list
 // The row was taken by a snapshot since its drift was written: it counts as 0. Part of the word, because the background
 // walk takes a row with one compare-exchange and may write nothing else.
 inline constexpr uint32_t kVoidDriftBit = 1U << 28;
-inline constexpr uint32_t kCountMask = kVoidDriftBit - 1;
+inline constexpr uint32_t kCountMask = kBaseParityBit - 1;
 
 CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {
   const uint64_t sum = (word & kCountMask) + n;
@@ -38,7 +42,7 @@ CPR_INLINE uint32_t add_count(uint32_t word, uint64_t n) {
 
 // Log-spaced buckets of counts, 16 for every doubling of count + 16: counts below 16 have a bucket each, above it a
 // bucket is at most 1/8 wide. Read off the bits of a float, which every instruction set does for many rows at once.
-inline constexpr int kCountBuckets = 400;
+inline constexpr int kCountBuckets = 384;
 
 CPR_INLINE int32_t count_bucket(uint32_t count) {
   const float x = static_cast<float>(static_cast<int32_t>(count + 16));

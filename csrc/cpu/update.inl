@@ -100,7 +100,7 @@ CPR_INLINE void track(const TableView& t, int64_t row, int64_t count, bool sampl
                       uint32_t* word, uint32_t* next) {
   uint32_t* cell = &meta_of(t, row)->word;
   *word = settle(t, row, load_word(cell), delta);
-  uint32_t now = *word;
+  uint32_t now = with_parity(t, *word);
   if (t.track_mfu) now = add_count(now, static_cast<uint64_t>(count));
   if (t.track_dirty) now |= kDirtyBit;
   now |= sampled ? kListedBit : 0;

@@ -13,10 +13,15 @@ namespace cpr {
 
 namespace {
 
-// Marks a row whatever its parity: the walk may not have come by yet.
+// A row that a walk may still choose keeps its parity.
 void mark_row(const TableView& view, int64_t row, TrackerDelta* delta) {
-  const uint32_t before = __atomic_fetch_or(&meta_of(view, row)->word, kDirtyBit, __ATOMIC_ACQ_REL);
-  delta->dirty += (before & kDirtyBit) == 0 ? 1 : 0;
+  uint32_t* cell = &meta_of(view, row)->word;
+  uint32_t word = load_word(cell);
+  uint32_t next = 0;
+  do {
+    next = (is_clean(view, word) ? with_parity(view, word) : word) | kDirtyBit;
+  } while (!__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+  delta->dirty += (word & kDirtyBit) == 0 ? 1 : 0;
 }
 
 // Whether any of `n` items has a bit set beside its sign.

@@ -34,7 +34,7 @@ Snapshot::~Snapshot() {
 
 void Snapshot::start(bool blocking) {
   for (TableTask& task : tables_) {
-    if (task.taken) task.part.table->flip_parity();
+    if (task.taken) task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
   }
   if (blocking) {
     walk(true);
@@ -48,7 +48,7 @@ void Snapshot::start(bool blocking) {
       walker_ = std::make_unique<std::thread>([this] { walk(false); });
     } catch (...) {
       for (TableTask& task : tables_) {
-        if (task.taken) task.part.table->flip_parity();
+        if (task.taken) task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
       }
       throw;
     }
@@ -93,6 +93,7 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
 void Snapshot::attach(int table, TableView* view) const {
   const TableTask& task = tables_[static_cast<size_t>(table)];
   view->walking = task.taken;
+  if (task.taken) view->parity_bit = parity_bit_of(task.part.rule.kind);
   view->rule = current_rule(task);
   if (task.touched != nullptr) {
     view->staging = task.touched->view();

@@ -93,6 +93,10 @@ Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, cons
   }
   // The first limits differ, so that tables of one size don't all enter in the same step.
   defer_limit_ = defer_limit() * (1 + key_ % 8) / 8;
+  if (spec_.track_drift) {
+    const TableView v = view();
+    for (int64_t row = 0; row < num_rows(); ++row) meta_of(v, row)->word = kVoidDriftBit;
+  }
   counts_[0].store(num_rows(), std::memory_order_relaxed);
   drifts_[0].store(num_rows(), std::memory_order_relaxed);
 }
@@ -155,7 +159,8 @@ void Table::set_drift(int64_t row, float drift, TrackerDelta* delta) {
   account_drift(this->drift(row), drift, delta);
   *drift_cell(v, row) = drift;
   uint32_t* cell = &meta_of(v, row)->word;
-  store_word(cell, load_word(cell) & ~kVoidDriftBit);
+  const uint32_t rest = with_parity(v, load_word(cell)) & ~kVoidDriftBit;
+  store_word(cell, drift > 0.0F ? rest : rest | kVoidDriftBit);
 }
 
 void Table::set_word(int64_t row, uint32_t word, float drift, TrackerDelta* delta) {
@@ -163,8 +168,8 @@ void Table::set_word(int64_t row, uint32_t word, float drift, TrackerDelta* delt
   const TableView v = view();
   uint32_t* cell = &meta_of(v, row)->word;
   const uint32_t before = load_word(cell);
-  const uint32_t kept = kParityBit | kVoidDriftBit;
-  const uint32_t after = (before & kept) | (word & ~kept);
+  const uint32_t kept = kParityBits | kVoidDriftBit;
+  const uint32_t after = with_parity(v, (before & kept) | (word & ~kept));
   if ((after & kListedBit) != 0 && ssu_.slots != nullptr) {
     uint32_t* slot = ssu_slot_of(ssu_, row);
     delta->slots_used += *slot == kEmptySlot ? 1 : 0;
@@ -178,7 +183,7 @@ void Table::set_word(int64_t row, uint32_t word, float drift, TrackerDelta* delt
 }
 
 uint32_t Table::word(int64_t row) const {
-  const uint32_t word = load_word(&meta_of(view(), row)->word) & ~(kParityBit | kVoidDriftBit);
+  const uint32_t word = load_word(&meta_of(view(), row)->word) & ~(kParityBits | kVoidDriftBit);
   return ssu_.slots == nullptr || is_listed(ssu_, row, word) ? word : word & ~kListedBit;
 }
 
@@ -193,7 +198,7 @@ void Table::mark_all_dirty() {
   const TableView v = view();
   for (int64_t row = 0; row < num_rows(); ++row) {
     uint32_t* cell = &meta_of(v, row)->word;
-    store_word(cell, load_word(cell) | kDirtyBit);
+    store_word(cell, with_parity(v, load_word(cell)) | kDirtyBit);
   }
   num_dirty_.store(num_rows(), std::memory_order_relaxed);
 }

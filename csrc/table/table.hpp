@@ -52,10 +52,10 @@ class Table {
   // of the caller's (external) have no initial values and stay as they are.
   void initialise(int64_t begin, int64_t end);
 
-  void flip_parity() { parity_ ^= kParityBit; }
+  void flip_parity(uint32_t parity_bit) { parity_ ^= parity_bit; }
   // Count, dirty and listed bits of a local row; this and what changes rows wants enter_deferred first.
   uint32_t word(int64_t row) const;
-  // Replaces all but the parity bit and keeps totals and slots consistent; a row whose slot is taken isn't listed.
+  // Replaces all but the parity and keeps totals and slots consistent; a row whose slot is taken isn't listed.
   // The drift becomes `drift`.
   void set_word(int64_t row, uint32_t word, float drift, TrackerDelta* delta);
   // Gives a snapshot's claim on a row back: dirty again, counts and drift added, listed again where the slot is free.

@@ -82,7 +82,8 @@ void Snapshot::walk(bool blocking) {
 
 void Snapshot::walk_table(int index, bool blocking) {
   Table& table = *tables_[static_cast<size_t>(index)].part.table;
-  const TableView view = table.view();
+  TableView view = table.view();
+  view.parity_bit = parity_bit_of(tables_[static_cast<size_t>(index)].part.rule.kind);
   StagingPtr buffer;
   TrackerDelta delta;
   for (int64_t row = 0; row < table.num_rows(); row += kRowsPerFlush) {
@@ -106,7 +107,7 @@ void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_
     int64_t copied = 0;
     for (; row < end && n < kWalkBlock; ++row) {
       const uint32_t word = load_word(&meta_of(view, row)->word);
-      if (is_settled(view, word)) continue;
+      if (is_settled(view, word) || (view.parity_bit == kParityBit && is_clean(view, word))) continue;
       const float drift = racy_drift(view, row, word);
       const bool taken = is_selected(view, rule, row, word, drift);
       full = taken && copied == free;
@@ -133,14 +134,14 @@ int64_t Snapshot::validate(const TableView& view, const SelectRule& rule, Walked
   int64_t changed = 0;
   for (int64_t i = 0; i < n; ++i) {
     WalkedRow& walked = rows[i];
-    const uint32_t next = settled_word(rule, walked.word, walked.taken);
+    const uint32_t next = settled_word(rule, view.parity_bit, walked.word, walked.taken);
     uint32_t word = walked.word;
     const bool settled = __atomic_compare_exchange_n(&meta_of(view, walked.row)->word, &word, next, false,
                                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     if (settled && walked.taken) {
       if (kept != slot) move_slot(buffer->format(), buffer->view(), slot, kept);
       ++kept;
-      if ((walked.word & ~kParityBit) != 0) account(view, walked.word, next, delta);
+      if ((walked.word & ~kParityBits) != 0) account(view, walked.word, next, delta);
       if (view.track_drift) account_drift(walked.drift, 0.0F, delta);
     }
     slot += walked.taken ? 1 : 0;

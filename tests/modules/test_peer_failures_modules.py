@@ -64,6 +64,7 @@ def rows_of(snapshot: Snapshot) -> dict[int, np.ndarray]:
 
 
 def test_v4_rows_that_max_norm_changed_are_in_the_next_delta() -> None:
+    torch.manual_seed(0)
     bag = EmbeddingBag(ROWS, 3, max_norm=0.5, optimizer=SGD(lr=0.1))
     base = rows_of(bag.engine.begin([Selection.all()], clears_dirty=True))
     with torch.no_grad():
@@ -103,7 +104,7 @@ def test_v5_inputs_are_never_written(optimizer: SGD | None, bad: int | None) -> 
 
 def test_v6_counter_passes_2_to_24_and_saturates() -> None:
     bag = EmbeddingBag(2, 1, mode="sum", optimizer=SGD(lr=0.0))
-    maximum = 2**28 - 1
+    maximum = 2**27 - 1
     for start, expected in ((2**24, 2**24 + 5), (maximum - 7, maximum - 2), (maximum - 2, maximum)):
         words = np.array([start, 0], dtype=np.uint32)
         bag.engine.set_trackers(0, (words.ctypes.data, words.shape, "uint32"))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from reference.arithmetic import IntArray
 
-MAX_COUNT = 2**28 - 1
+MAX_COUNT = 2**27 - 1
 
 
 def add_counts(counts: NDArray[np.uint32], ids: IntArray) -> None:

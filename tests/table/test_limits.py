@@ -18,7 +18,7 @@ MAP_NORESERVE = 0x4000  # of Linux; Python names it only from 3.13 on
 
 def test_v6_counters_pass_two_to_the_24_and_saturate() -> None:
     """They go on where a float32 counter stops and never reach the flag bits above them."""
-    starts = np.array([2**24 - 1, 2**24, 2**27, MAX_COUNT - 3, MAX_COUNT - 2, MAX_COUNT - 1, MAX_COUNT, 0])
+    starts = np.array([2**24 - 1, 2**24, 2**26, MAX_COUNT - 3, MAX_COUNT - 2, MAX_COUNT - 1, MAX_COUNT, 0])
     engine = Engine(rows=(8,), spec={"drift": True, "ssu_period": 1 << 20})
     engine.call("set_trackers", 0, starts.astype(np.uint32))
     expected = starts.astype(np.uint32)
@@ -32,29 +32,29 @@ def test_v6_counters_pass_two_to_the_24_and_saturate() -> None:
         assert np.array_equal(words & ~np.uint32(LISTED), expected | DIRTY)
         assert engine.native.count_histogram(0).sum() == 8
         assert (engine.native.drift(0) > 0).all()
-    assert expected.max() == MAX_COUNT == 2**28 - 1
+    assert expected.max() == MAX_COUNT == 2**27 - 1
     assert expected[0] == 2**24 + 8
 
 
 def test_v6_saturated_counters_are_added_up_after_an_abort() -> None:
     engine = Engine(rows=(4,))
-    engine.call("set_trackers", 0, np.array([MAX_COUNT - 1, 2**27, 7, 0], np.uint32))
+    engine.call("set_trackers", 0, np.array([MAX_COUNT - 1, 2**26, 7, 0], np.uint32))
     snapshot = engine.begin(Selection.most_used(3), clears_dirty=False)
     taken = drain(snapshot, 1)[0]
-    assert taken.count.tolist() == [MAX_COUNT - 1, 2**27, 7]
+    assert taken.count.tolist() == [MAX_COUNT - 1, 2**26, 7]
     ids = np.repeat(np.arange(4), 5)
     assert engine.step(ids, np.arange(21), np.ones((20, 8), np.float32))
     assert engine.native.counts(0).tolist() == [5, 5, 5, 5]
     snapshot.abort()
-    assert engine.native.counts(0).tolist() == [MAX_COUNT, 2**27 + 5, 12, 5]
+    assert engine.native.counts(0).tolist() == [MAX_COUNT, 2**26 + 5, 12, 5]
     assert engine.native.dirty(0).all()
 
 
 def test_v6_the_flag_bits_of_words_set_from_outside_are_theirs() -> None:
-    """Bits 28 and 31 are the engine's own: words with them are taken without them."""
+    """Bits 27, 28 and 31 are the engine's own: words with them are taken without them."""
     engine = Engine(rows=(4,), spec={"drift": True})
     engine.call("set_drift", 0, np.array([1.0, 2.0, 3.0, 4.0], np.float32))
-    engine.call("set_trackers", 0, np.array([2**32 - 1, 2**28 | 5, 2**31 | 6, DIRTY | 7], np.uint32))
+    engine.call("set_trackers", 0, np.array([2**32 - 1, 2**28 | 2**27 | 5, 2**31 | 6, DIRTY | 7], np.uint32))
     assert engine.native.counts(0).tolist() == [MAX_COUNT, 5, 6, 7]
     assert engine.native.dirty(0).tolist() == [True, False, False, True]
     assert engine.native.drift(0).tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -101,8 +101,8 @@ def test_ties_fill_the_budget_by_hash_and_not_by_row() -> None:
 def test_counts_above_the_last_bucket_are_taken() -> None:
     engine = Engine(rows=(64,))
     words = np.arange(64, dtype=np.uint32)
-    words[7] = 2**28 - 1
-    words[9] = 2**28 - 2
+    words[7] = 2**27 - 1
+    words[9] = 2**27 - 2
     engine.native.set_trackers(0, describe(words))
     snapshot = engine.begin(Selection.most_used(2), clears_dirty=False)
     assert drain(snapshot, 1)[0].rows.tolist() == [7, 9]

@@ -12,7 +12,7 @@ from cpr_native._native import Selection, Snapshot
 
 ROWS = (60_000, 3_000)
 DIM = 32
-COUNT_MASK = 2**28 - 1
+COUNT_MASK = 2**27 - 1
 Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray]
 DIRTY = 2**30
 LISTED = 2**29
