@@ -74,7 +74,7 @@ class EngineModule(nn.Module):
             self._hook = torch.zeros((), device="cpu", requires_grad=True)
         self._token = _compile.new_token(self)
         if not self._fused:
-            watch_optimizers(self, _numbered_weights, mark_updates)
+            watch_optimizers(self, lambda module: list(enumerate(module._weights())), mark_updates)
 
     def _use(self, engine: Collection) -> None:
         self._engine = engine
@@ -200,14 +200,19 @@ class EngineModule(nn.Module):
         """`sync`, then the parameter of every table."""
         if self._optimizer is not None:
             self._optimizer.push()
-        weights, addresses, versions = self._weights(), self._addresses, self._versions
-        for table, weight in enumerate(weights):
-            if weight.data_ptr() != addresses[table]:
-                self._bind(table, weight)
-            elif weight._version != versions[table]:
-                self._engine.mark_dirty(table)
-                versions[table] = weight._version
+        weights = self._weights()
+        moved = [weight.data_ptr() for weight in weights] != self._addresses
+        if moved or [weight._version for weight in weights] != self._versions:
+            self._follow(weights)
         return weights
+
+    def _follow(self, weights: Sequence[Tensor]) -> None:
+        for table, weight in enumerate(weights):
+            if weight.data_ptr() != self._addresses[table]:
+                self._bind(table, weight)
+            elif weight._version != self._versions[table]:
+                self._engine.mark_dirty(table)
+                self._versions[table] = weight._version
 
     def _bind(self, table: int, weight: Tensor) -> None:
         config = self._plan.tables[table]
@@ -248,17 +253,15 @@ class EngineModule(nn.Module):
 
     def _mark(self, table: int, rows: Tensor | Sequence[int] | None) -> None:
         if rows is None:
-            self._engine.mark_dirty(table)
-            return
+            return self._engine.mark_dirty(table)
         ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
         self._engine.mark_dirty(table, describe(ids))
 
     def _written(self, weights: Sequence[Tensor], frozen: Sequence[int]) -> None:
         """Tell autograd that the engine has just written to all tables but the frozen ones."""
-        for table, weight in enumerate(weights):
-            if table not in frozen:
-                torch.autograd.graph.increment_version(weight)
-                self._versions[table] = weight._version
+        written = [weight for table, weight in enumerate(weights) if table not in frozen]
+        torch.autograd.graph.increment_version(written)
+        self._versions = [weight._version for weight in weights]
         if self._optimizer is not None:
             self._optimizer.updated()
 
@@ -289,10 +292,6 @@ class EngineModule(nn.Module):
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a shallow copy would share the tables between two engines: use copy.deepcopy")
-
-
-def _numbered_weights(module: EngineModule) -> list[tuple[int, Tensor]]:
-    return list(enumerate(module._weights()))
 
 
 def _after_load(module: nn.Module, _incompatible: object) -> None:
