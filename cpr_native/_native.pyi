@@ -256,9 +256,10 @@ class Collection:
 
         `out` and `per_sample_weights` are float32, for float64 tables float64.
         `ids`: int32 or int64 [n], feature-major; `offsets`: int32 or int64 [features * batch + 1], or None
-        with `ids_per_bag`; `per_sample_weights`: [n]. Without pooling `offsets` are [features + 1], where each
-        feature's ids begin, and `out` and the gradient of `update` are [n, output_dim]. Raises IndexError for
-        an id, ValueError for offsets or shapes, TypeError for a dtype; nothing is counted then.
+        with `ids_per_bag`; `per_sample_weights`: [n]. Without pooling `offsets` are [features + 1], where
+        each feature's ids begin, and `out` and the gradient of `update` are [n, output_dim]. Raises
+        IndexError for an id, ValueError for offsets or shapes, TypeError for a dtype; nothing is counted
+        then.
         """
     def update(
         self,
@@ -358,7 +359,8 @@ def read_sections(
 ) -> list[int]:
     """Return the CRC-32C of each section (offset, bytes, memory) of the open file `fd`.
 
-    The bytes go to the memory, where one is given. Raises OSError with `path`, EIO for a file that ends before.
+    The bytes go to the memory, where one is given. Raises OSError with `path`, EIO for a file that ends
+    before.
     """
 
 def mark_rows(rows: TensorRef, begin: int, seen: TensorRef) -> int:
