@@ -86,6 +86,7 @@ class ChainSave:
         self._on_close = on_close
         self._missing = _rows_to_come(manifest, self._shard)
         self._parts: list[SegmentPart] = []
+        self._gathered_bytes = 0
         self._files = 0
         self._records: list[SegmentRecord] = []
         self._blobs: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class ChainSave:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of the parts that are held and not yet written."""
-        return sum(part.nbytes for part in self._parts)
+        return self._gathered_bytes
 
     def _check_open(self) -> None:
         if not self._open:
@@ -112,6 +113,7 @@ class ChainSave:
             raise ValueError(f"part: expected shard {self._shard}, got {part.shard}")
         part.check(self.manifest.schema, self.manifest.placement)
         self._parts.append(part)
+        self._gathered_bytes += part.nbytes
         self._missing -= len(part.rows)
         if self._missing == 0 or self.gathered_bytes >= self._max_segment_bytes:
             self.write()
@@ -123,7 +125,7 @@ class ChainSave:
             return
         metadata = {"run_id": self.manifest.run_id, "chain": self.manifest.chain, "kind": self.manifest.kind}
         file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, metadata)
-        parts, self._parts = self._parts, []
+        parts, self._parts, self._gathered_bytes = self._parts, [], 0
         self._syncing.add(file, parts)
         self._records.append(record)
 
