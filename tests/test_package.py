@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -83,16 +82,3 @@ def test_every_public_name_loads(name: str) -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = cpr_native.no_such_name
-
-
-def test_loop_of_the_readme_runs_and_resumes(tmp_path: Path) -> None:
-    (program,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    command = [sys.executable, "-W", "error", "-c", program]
-    first, second = (
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False) for _ in range(2)
-    )
-    assert (first.returncode, first.stderr) == (0, "")
-    assert "mode='partial'" in first.stdout
-    assert (second.returncode, second.stderr, second.stdout) == (0, "", "")
