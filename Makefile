@@ -64,7 +64,7 @@ bench-check: $(VENV)/test.stamp  ## the benchmarks once, with timing off: only t
 # The engine's tests with a sanitized module; gcc's run-time library is loaded before Python. Limits of memory are for neither
 # sanitizer. Forks of a process with threads are not for ThreadSanitizer, and comparing instruction sets tells it nothing.
 asan: SANITIZER := address,undefined
-asan: RUNTIME := libasan.so libubsan.so libstdc++.so
+asan: RUNTIME := libasan.so libstdc++.so
 asan: SELECT := -k "not without_memory and not v9"
 asan: export ASAN_OPTIONS := detect_leaks=0
 asan: export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
@@ -74,7 +74,7 @@ tsan: SELECT := -k "not fork and not same_bits and not without_memory and not v9
 tsan: export TSAN_OPTIONS := exitcode=66
 asan tsan: $(VENV)/test.stamp  ## the engine's tests under AddressSanitizer + UBSan, or ThreadSanitizer (gcc)
 	$(INSTALL) -q pybind11 cmake ninja
-	$(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	$(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Debug \
 	  -DCPR_SANITIZE=$(SANITIZER) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)"
 	$(BIN)/cmake --build build/$@
