@@ -341,9 +341,7 @@ class SegmentFile:
     `path` must not exist. `metadata` gets the CRC-32C of each tensor beside it. `size`: bytes of the file;
     `crc`: its CRC-32C. Raises ValueError for a repeated name, OSError.
     """
-    def __init__(
-        self, path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]
-    ) -> None: ...
+    def __init__(self, path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]) -> None: ...
     @property
     def size(self) -> int: ...
     @property
@@ -354,17 +352,34 @@ class SegmentFile:
         Raises OSError, and the file is removed then; ValueError the second time.
         """
 
-def read_sections(
-    fd: int, path: str, sections: Sequence[tuple[int, int, TensorRef | None]], threads: int
-) -> list[int]:
-    """Return the CRC-32C of each section (offset, bytes, memory) of the open file `fd`.
+def read_sections(sections: Sequence[tuple[int, int, int, TensorRef | None]], threads: int) -> list[int]:
+    """Return the CRC-32C, or a negative errno, of each section (open file, offset, bytes, memory).
 
-    The bytes go to the memory, where one is given. Raises OSError with `path`, EIO for a file that ends
-    before.
+    The bytes go to the memory, where one is given; -EIO for a file that ends before.
     """
 
-def mark_rows(rows: TensorRef, begin: int, seen: TensorRef) -> int:
-    """Set `seen[row - begin]` (uint8) for each of `rows` (int64); return how many were zero before.
+def load_stored_rows(
+    collection: Collection,
+    table: int,
+    fd: int,
+    path: str,
+    rows: int,
+    offsets: tuple[int, int, int],
+    range: tuple[int, int],
+    dirty: bool,
+    threads: int,
+) -> tuple[int, int, int]:
+    """Write `rows` rows from the open file `fd` into a table, as `Collection.load_rows` does.
 
-    Raises IndexError for a row outside `seen`, with nothing set.
+    `offsets`: where their ids (int64), weight and state begin, which lie as `load_rows` takes them; the last
+    one counts only for a table with state. Returns the CRC-32C of each, 0 for no state. Blocks are written
+    in any order, so no id may come twice. Raises IndexError for an id outside `range`, OSError with `path`
+    for what can't be read (EIO for a file that ends before), and what `load_rows` raises; some rows may be
+    written then.
+    """
+
+def mark_rows(rows: TensorRef, begin: int, end: int, seen: TensorRef) -> int:
+    """Set bit `row - begin` of `seen` (uint8, lowest bit first) for each of `rows` (int64).
+
+    Returns how many were not set before. Raises IndexError for a row outside [begin, end), with nothing set.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from cpr_native.errors import CorruptionError
 from cpr_native.store import CheckpointStore, CollectionSchema, Placement
 
 if TYPE_CHECKING:
-    from cpr_native.store import RestorePlan
+    from cpr_native.store import RestorePlan, StoredRows
 
 DirtyRule = Literal["clear", "keep", "priority"]
 
@@ -61,36 +61,28 @@ class _Loader:
         self._dirty = dirty
         self._threads = len(os.sched_getaffinity(0))
         self._tables = {table.name: index for index, table in enumerate(engine.tables)}
-        self._offsets = {index: engine.tables[index].row_offset for index in counted}
-        self._seen = {index: np.zeros(engine.tables[index].num_embeddings, np.uint8) for index in counted}
+        self._ranges = {
+            index: (table.row_offset, table.row_offset + table.num_embeddings)
+            for index, table in enumerate(engine.tables)
+            if index in counted
+        }
+        self._seen = {
+            index: np.zeros((end - begin + 7) // 8, np.uint8) for index, (begin, end) in self._ranges.items()
+        }
 
-    def load_rows(
-        self,
-        table: str,
-        rows: NDArray[np.int64],
-        weight: NDArray[Any],
-        state: NDArray[np.float32] | None,
-        priority: bool,
-    ) -> None:
-        """Write `rows` of `table` from where they were read to."""
-        index = self._tables[table]
+    def load_rows(self, stored: StoredRows, priority: bool) -> None:
+        """Write rows of one table straight from their file."""
+        index = self._tables[stored.table]
         if index in self._seen:
-            mark_rows(describe(rows), self._offsets[index], describe(self._seen[index]))
-        reference = None if state is None else describe(state)
-        self._engine.load_rows(
-            index,
-            describe(rows),
-            describe(weight),
-            reference,
-            dirty=priority and self._dirty,
-            threads=self._threads,
-        )
+            rows = stored.read().rows
+            mark_rows(describe(rows), *self._ranges[index], describe(self._seen[index]))
+        stored.load(self._engine, index, dirty=priority and self._dirty, threads=self._threads)
 
     def loaded(self, row_range: RowRange) -> int:
         """Return how many distinct rows of `row_range` were written; its table is counted."""
-        offset = self._offsets[row_range.table]
-        seen = self._seen[row_range.table][row_range.begin - offset : row_range.end - offset]
-        return int(np.count_nonzero(seen))
+        begin, end = self._ranges[row_range.table]
+        seen = np.unpackbits(self._seen[row_range.table], count=end - begin, bitorder="little")
+        return int(seen[row_range.begin - begin : row_range.end - begin].sum(dtype=np.int64))
 
 
 def restore_rows(
@@ -101,9 +93,9 @@ def restore_rows(
     Trackers of all these rows are cleared. Dirty bits: "clear" clears them (the plan is an exact point),
     "keep" leaves them as they are, "priority" sets those of rows that come from a priority commit and
     clears the others (the bits died with the process). Every byte is verified before the first write;
-    raises CorruptionError or OSError with nothing changed. All is read a second time to be written, with one
-    segment at a time in memory: a file that was damaged in between raises them too, and the rows are then
-    half restored until a restore of the same ranges succeeds (it may, from older commits).
+    raises CorruptionError or OSError with nothing changed. All is read a second time to be written, through
+    a few MB of memory: a file that was damaged in between raises them too, and the rows are then half
+    restored until a restore of the same ranges succeeds (it may, from older commits).
     """
     plan.verify()
     # Rows of which the plan has every one are written and need no other treatment first.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpr_native import _native
 from cpr_native._tensor import describe
@@ -24,9 +23,13 @@ from cpr_native.store import (
     CommitInfo,
     Placement,
     SegmentPart,
+    StoredRows,
     StoreWriter,
+    TableRows,
     TableSchema,
 )
+from cpr_native.store.manifest import SegmentRecord
+from cpr_native.store.stored import stored_rows
 
 SCHEMA = CollectionSchema(
     tables=(
@@ -115,18 +118,12 @@ class Model:
             self.dirty = {name: set() for name in self.dirty}
         return info
 
-    def load_rows(
-        self,
-        table: str,
-        rows: NDArray[np.int64],
-        weight: NDArray[np.float32],
-        state: NDArray[np.float32] | None,
-        priority: bool,
-    ) -> None:
-        assert state is not None
-        self.weight[table][rows] = weight
-        self.state[table][rows] = state
-        self.calls.append((table, len(rows), priority))
+    def load_rows(self, stored: StoredRows, priority: bool) -> None:
+        found = stored.read()
+        assert found.state is not None
+        self.weight[stored.table][found.rows] = found.weight
+        self.state[stored.table][found.rows] = found.state
+        self.calls.append((stored.table, len(found.rows), priority))
 
     def rows(self) -> dict[str, tuple[bytes, bytes]]:
         return {name: (self.weight[name].tobytes(), self.state[name].tobytes()) for name in self.weight}
@@ -185,6 +182,14 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(data)
 
 
+def place(path: Path, tensor: str) -> int:
+    """Where the bytes of a tensor begin in a segment."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    begin: int = json.loads(data[8 : 8 + length])[tensor]["data_offsets"][0]
+    return 8 + length + begin
+
+
 def rewrite(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     """Changes the JSON of a manifest and gives it the right CRC again."""
     body = json.loads(path.read_bytes()[:-16])
@@ -207,6 +212,14 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def read_rows(
+    path: Path, record: SegmentRecord, schema: CollectionSchema, placement: Placement, shard: int
+) -> dict[str, TableRows]:
+    """The rows of every table in a segment."""
+    with stored_rows(path, record, schema, placement, shard) as tables:
+        return {stored.table: stored.read() for stored in tables}
 
 
 def copy(source: Path, target: Path) -> Path:

@@ -5,99 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from shard_cases import (
+    PLACEMENT,
+    ROWS,
+    SCHEMA,
+    Setup,
+    lost,
+    make_engine,
+    rows,
+    save,
+    step,
+)
 
-from cpr_native._native import Collection, Selection, TableSpec
-from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.shard import RowRange, Shard, make_shards, restore_rows
-from cpr_native.store import (
-    CheckpointStore,
-    CollectionSchema,
-    Placement,
-    SegmentPart,
-    StoreWriter,
-    TableSchema,
-)
-
-ROWS, DIMS = (10, 7), (4, 3)
-NAMES = ("a", "b")
-SHARDS = 3
-SCHEMA = CollectionSchema(
-    tables=tuple(
-        TableSchema(name=name, rows=rows, dim=dim, init_min=-1.0, init_max=1.0)
-        for name, rows, dim in zip(NAMES, ROWS, DIMS, strict=True)
-    ),
-    optimizer="row_wise_adagrad",
-    seed=5,
-)
-PLACEMENT = Placement.contiguous(SCHEMA, SHARDS)
-
-
-def make_engine() -> Collection:
-    tables = [
-        TableSpec(name=name, num_embeddings=rows, embedding_dim=dim, init_min=-1.0, init_max=1.0)
-        for name, rows, dim in zip(NAMES, ROWS, DIMS, strict=True)
-    ]
-    return Collection(tables, [0, 1], optimizer="row_wise_adagrad", learning_rate=0.1, seed=5)
-
-
-def step(engine: Collection, ids: list[list[int]]) -> None:
-    """One bag per table with the given ids; the gradient is all ones."""
-    flat = np.array(ids[0] + ids[1], np.int64)
-    offsets = np.array([0, len(ids[0]), len(flat)], np.int64)
-    out = np.empty((1, sum(DIMS)), np.float32)
-    batch = engine.lookup(describe(flat), describe(offsets), None, describe(out), threads=1, keep=True)
-    assert batch is not None
-    assert engine.update(batch, describe(np.ones_like(out)), threads=1)
-
-
-def save(engine: Collection, writer: StoreWriter, kind: str) -> None:
-    rule = {"base": Selection.all(), "delta": Selection.dirty(), "priority": Selection.most_used(2)}[kind]
-    blocks = [PLACEMENT.blocks[name] for name in NAMES]
-    snapshot = engine.begin([rule, rule], clears_dirty=kind != "priority", shard_rows=blocks)
-    pending = writer.begin(kind, step=engine.step, samples=engine.step)
-    for chunk in snapshot:
-        pending.add(
-            SegmentPart(
-                shard=chunk.shard,
-                table=NAMES[chunk.table],
-                rows=chunk.rows,
-                weight=chunk.weight,
-                state=chunk.state,
-                count=chunk.count,
-                close=chunk.close,
-            )
-        )
-    pending.commit({})
-    snapshot.commit()
-
-
-def rows(engine: Collection) -> list[NDArray[np.float32]]:
-    arrays = []
-    for table in range(2):
-        state = engine.state(table)
-        assert state is not None
-        arrays.append(np.column_stack([engine.weight(table), state]))
-    return arrays
-
-
-def lost(table: int, shard: int) -> NDArray[np.bool_]:
-    mask = np.zeros(ROWS[table], np.bool_)
-    begin, end = PLACEMENT.row_range(SCHEMA, NAMES[table], shard)
-    mask[begin:end] = True
-    return mask
-
-
-class Setup:
-    def __init__(self, path: Path) -> None:
-        self.engine = make_engine()
-        self.store = CheckpointStore(path)
-        self.writer = self.store.writer(SCHEMA, PLACEMENT)
-        self.shards = make_shards(self.engine, self.store, SCHEMA, PLACEMENT)
-        step(self.engine, [[0, 1, 5], [2, 6]])
-        save(self.engine, self.writer, "base")
-        self.base = rows(self.engine)
+from cpr_native.store import CheckpointStore, Placement
 
 
 @pytest.fixture
@@ -220,24 +142,6 @@ def test_v20_damage_in_one_table_applies_nothing_to_any(setup: Setup, tmp_path: 
         restore_rows(setup.engine, ranges, point.plan(), dirty="clear")
     for got, expected in zip(rows(setup.engine), before, strict=True):
         assert got.tobytes() == expected.tobytes()
-
-
-def test_v22_damage_after_the_check_says_that_rows_are_half_restored(setup: Setup, tmp_path: Path) -> None:
-    step(setup.engine, [[4, 5], [3, 4]])
-    save(setup.engine, setup.writer, "delta")
-    plan = setup.shards[1].plan()
-    plan.verify()
-    path = tmp_path / "shards" / "1" / "segments" / plan.segments[-1].record.name
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(CorruptionError, match=f"{path.name}.*half restored.*again"):
-        setup.shards[1].restore(plan)
-    restored = setup.shards[1].restore()
-    assert path.name in " ".join(restored.skipped)
-    assert restored.broken
-    for table, got in enumerate(rows(setup.engine)):
-        assert got[lost(table, 1)].tobytes() == setup.base[table][lost(table, 1)].tobytes()
 
 
 def test_row_range_length() -> None:

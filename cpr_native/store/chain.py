@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_native.errors import CorruptionError, SchemaMismatchError
 from cpr_native.store import files, naming
+from cpr_native.store.check import CommitCheck, check_segments
 from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, decode
 from cpr_native.store.schema import CollectionSchema, Placement
-from cpr_native.store.segment_reader import SeenRows, check_rows, read_tensors
 
 
 def exact_ref(manifest: Manifest, ref: Ref) -> Ref | None:
@@ -127,46 +128,35 @@ class ChainReader:
         return not self.sequences or ref.sequence < self.sequences[0]
 
     def check_segments(self, manifest: Manifest) -> None:
-        """Reads every byte of a commit's segments, each file once only; raises CorruptionError or OSError."""
-        if manifest.sequence not in self._checked:
-            try:
-                self._check(manifest)
-                self._checked[manifest.sequence] = None
-            except CorruptionError as error:
-                self._checked[manifest.sequence] = error
-        found = self._checked[manifest.sequence]
-        if found is not None:
-            raise found
+        """Reads every byte of a commit's segments, once only; raises CorruptionError or OSError."""
+        check_commits([(self, manifest)])
 
-    def _check(self, manifest: Manifest) -> None:
-        if self.shard is None:
-            for record in manifest.segments:
-                read_tensors(self.segment_path(record.name), record)
-            return
-        seen = SeenRows(manifest.schema, manifest.placement, self.shard)
-        once = manifest.kind == "base"
-        for record in manifest.segments:
-            path = self.segment_path(record.name)
-            check_rows(path, record, manifest.schema, seen, once=once, threads=self.threads)
-        self._check_base(manifest)
+    def unchecked(self, manifest: Manifest) -> CommitCheck | None:
+        """Returns the check of a commit's segments that is still to be made; None: it was."""
+        if manifest.sequence in self._checked:
+            return None
+        return CommitCheck(manifest=manifest, shard=self.shard, folder=self.path / naming.SEGMENTS)
 
-    def _check_base(self, manifest: Manifest) -> None:
-        if manifest.kind == "base" and self.shard is not None:
-            try:
-                check_base_rows(manifest, self.shard)
-            except ValueError as error:
-                raise CorruptionError(f"{self.manifest_path(manifest.sequence)}: {error}") from None
+    def checked(self, manifest: Manifest, error: CorruptionError | None) -> None:
+        """Remembers what a check has found."""
+        self._checked[manifest.sequence] = error
+
+    def raise_damage(self, manifest: Manifest) -> None:
+        """Raises the CorruptionError that the check of a commit has found, if any."""
+        error = self._checked[manifest.sequence]
+        if error is not None:
+            raise error
 
 
-def check_base_rows(manifest: Manifest, shard: int) -> None:
-    """Raises ValueError unless a base commit holds as many rows of every table as its shard has."""
-    for table in manifest.schema.tables:
-        begin, end = manifest.placement.row_range(manifest.schema, table.name, shard)
-        got = manifest.rows.get(table.name, 0)
-        if got != end - begin:
-            raise ValueError(
-                f"base of shard {shard}: table {table.name!r}: expected {end - begin} rows, got {got}"
-            )
+def check_commits(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
+    """Reads every byte of commits' segments that were not read before; raises CorruptionError or OSError."""
+    pending = [(reader, check) for reader, manifest in commits if (check := reader.unchecked(manifest))]
+    if pending:
+        check_segments([check for _, check in pending], pending[0][0].threads)
+    for reader, check in pending:
+        reader.checked(check.manifest, check.error)
+    for reader, manifest in commits:
+        reader.raise_damage(manifest)
 
 
 def note(skipped: list[str], error: Exception) -> None:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +85,14 @@ def opened(path: Path, max_size: int) -> Iterator[tuple[int, int]]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno in _DAMAGE:
-            raise CorruptionError(f"{path}: {error.strerror}") from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise_error(path, error)
+
+
+def raise_error(path: Path, error: OSError) -> NoReturn:
+    """Raises what `opened` makes of an error of reading `path`."""
+    if error.errno in _DAMAGE:
+        raise CorruptionError(f"{path}: {error.strerror}") from None
+    raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_file(path: Path, max_size: int) -> NDArray[np.uint8]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, Protocol
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
-from cpr_native.store.chain import ChainReader, exact_ref, note
+from cpr_native.store.chain import ChainReader, check_commits, exact_ref, note
 from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref, SegmentRecord
-from cpr_native.store.segment_reader import read_rows
+from cpr_native.store.stored import StoredRows, stored_rows
 
 Mode = Literal["exact", "running"]
 
@@ -20,19 +17,10 @@ Mode = Literal["exact", "running"]
 class RowSink(Protocol):
     """What a restore writes to."""
 
-    def load_rows(
-        self,
-        table: str,
-        rows: NDArray[np.int64],
-        weight: NDArray[Any],
-        state: NDArray[np.float32] | None,
-        priority: bool,
-    ) -> None:
-        """Writes rows of `table` in place.
+    def load_rows(self, stored: StoredRows, priority: bool) -> None:
+        """Writes rows of one table in place, by `stored.load` into an engine or from `stored.read()`.
 
-        rows: int64 [n], global ids. weight: [n, dim] of the table's dtype, uint16 bit patterns for bfloat16.
-        state: float32 [n, columns], [n] of one column, or None without state. priority: the rows come
-        from a priority commit. The arrays are valid until the call returns.
+        priority: they come from a priority commit. `stored` is valid until the call returns.
         """
 
 
@@ -196,9 +184,7 @@ class RestorePlan:
 
     def verify(self) -> None:
         """Reads every byte of every segment needed; raises CorruptionError or OSError. Nothing is applied."""
-        for chain in self.chains:
-            for commit in chain.commits:
-                chain.reader.check_segments(commit)
+        check_commits([(chain.reader, commit) for chain in self.chains for commit in chain.commits])
         self._verified = True
 
     def holds(self, table: str, begin: int, end: int) -> bool:
@@ -214,25 +200,15 @@ class RestorePlan:
     def apply(self, sink: RowSink) -> None:
         """Verifies everything, then loads the segments into `sink`, oldest first: the newest row stays.
 
-        Every segment is checked again as it is read: a file that changed after `verify` raises
-        CorruptionError before any of its rows is loaded. One segment at a time is in memory.
+        All that is loaded is checked once more as it is read: a file that changed after `verify` raises
+        CorruptionError, perhaps with some of its rows loaded.
         """
         if not self._verified:
             self.verify()
-        memory = np.empty(max((planned.record.size for planned in self.segments), default=0), np.uint8)
         for chain in self.chains:
             for commit in chain.commits:
                 for record in commit.segments:
-                    parts = read_rows(
-                        chain.reader.segment_path(record.name),
-                        record,
-                        commit.schema,
-                        commit.placement,
-                        chain.shard,
-                        memory=memory,
-                        threads=chain.reader.threads,
-                    )
-                    for part in parts:
-                        sink.load_rows(
-                            part.table, part.rows, part.weight, part.state, commit.kind == "priority"
-                        )
+                    path = chain.reader.segment_path(record.name)
+                    with stored_rows(path, record, commit.schema, commit.placement, chain.shard) as tables:
+                        for stored in tables:
+                            sink.load_rows(stored, commit.kind == "priority")

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/checks.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "core/crc32c.hpp"
@@ -19,6 +21,7 @@
 #include "store/row_marks.hpp"
 #include "store/segment_reader.hpp"
 #include "store/segment_writer.hpp"
+#include "table/collection.hpp"
 
 namespace py = pybind11;
 
@@ -96,33 +99,64 @@ std::unique_ptr<store::SegmentFile> create_segment(const std::string& path,
   return std::make_unique<store::SegmentFile>(path, tensors, metadata);
 }
 
-using SectionSpec = std::tuple<uint64_t, uint64_t, std::optional<TensorRef>>;
+using SectionSpec = std::tuple<int, uint64_t, uint64_t, std::optional<TensorRef>>;
 
-std::vector<uint32_t> read_sections(int fd, const std::string& path, const std::vector<SectionSpec>& specs,
-                                    int threads) {
+void check_threads(int threads) {
   if (threads < 1 || threads > kMaxThreads) {
     throw std::invalid_argument("threads: expected 1.." + std::to_string(kMaxThreads) + ", got " +
                                 std::to_string(threads));
   }
+}
+
+std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int threads) {
+  check_threads(threads);
   std::vector<store::Section> sections;
-  for (const auto& [offset, size, memory] : specs) {
+  for (const auto& [fd, offset, size, memory] : specs) {
     if (memory.has_value() && to_piece(*memory).size != size) {
       throw std::invalid_argument("section at " + std::to_string(offset) + ": expected memory of " +
                                   std::to_string(size) + " bytes, got " + std::to_string(to_piece(*memory).size));
     }
-    sections.push_back({offset, size, memory.has_value() ? reinterpret_cast<void*>(memory->address) : nullptr});
+    sections.push_back({fd, offset, size, memory.has_value() ? reinterpret_cast<void*>(memory->address) : nullptr});
   }
   const py::gil_scoped_release release;
-  return store::read_sections(fd, path, sections, threads);
+  return store::read_sections(sections, threads);
 }
 
-int64_t mark_rows(const TensorRef& rows, int64_t begin, const TensorRef& seen) {
+std::tuple<uint32_t, uint32_t, uint32_t> load_stored_rows(Collection& collection, int64_t table, int fd,
+                                                          const std::string& path, int64_t rows,
+                                                          const std::tuple<uint64_t, uint64_t, uint64_t>& offsets,
+                                                          const std::pair<int64_t, int64_t>& range, bool dirty,
+                                                          int threads) {
+  check_threads(threads);
+  const Table& t = collection.table(check_table(collection, table));
+  require(rows >= 0, "rows: expected at least 0, got " + std::to_string(rows));
+  store::StoredRows stored;
+  stored.fd = fd;
+  stored.path = path;
+  stored.rows = rows;
+  std::tie(stored.ids_at, stored.weight_at, stored.state_at) = offsets;
+  stored.weight_size = static_cast<size_t>(weight_bytes(t.view().format));
+  stored.state_size = static_cast<size_t>(t.state_size()) * sizeof(float);
+  stored.begin = std::max(range.first, t.spec().row_offset);
+  stored.end = std::min(range.second, t.spec().row_offset + t.num_rows());
+  const py::gil_scoped_release release;
+  const store::StoredCrcs crcs =
+      store::read_rows(stored, threads, [&](const int64_t* ids, int64_t n, const void* weight, const float* state) {
+        collection.load_rows(table, ids, n, weight, state, dirty, 1);
+      });
+  return {crcs.ids, crcs.weight, crcs.state};
+}
+
+int64_t mark_rows(const TensorRef& rows, int64_t begin, int64_t end, const TensorRef& seen) {
   check_shape(rows, "rows", {rows.size()});
-  check_shape(seen, "seen", {seen.size()});
+  require(begin <= end,
+          "range: expected begin <= end, got [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+  check_shape(seen, "seen", {(end - begin + 7) / 8});
   const auto* ids = data_of<const int64_t>(rows, "rows", "int64");
   auto* marks = data_of<uint8_t>(seen, "seen", "uint8");
   const py::gil_scoped_release release;
-  return store::mark_rows({ids, static_cast<size_t>(rows.size())}, begin, {marks, static_cast<size_t>(seen.size())});
+  return store::mark_rows({ids, static_cast<size_t>(rows.size())}, begin, end,
+                          {marks, static_cast<size_t>(seen.size())});
 }
 
 }  // namespace
@@ -140,8 +174,11 @@ void register_store(py::module_& module) {
       .def_property_readonly("size", &store::SegmentFile::size)
       .def_property_readonly("crc", &store::SegmentFile::crc)
       .def("sync", &store::SegmentFile::sync, py::call_guard<py::gil_scoped_release>());
-  module.def("read_sections", &read_sections, py::arg("fd"), py::arg("path"), py::arg("sections"), py::arg("threads"));
-  module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("seen"));
+  module.def("read_sections", &read_sections, py::arg("sections"), py::arg("threads"));
+  module.def("load_stored_rows", &load_stored_rows, py::arg("collection"), py::arg("table"), py::arg("fd"),
+             py::arg("path"), py::arg("rows"), py::arg("offsets"), py::arg("range"), py::arg("dirty"),
+             py::arg("threads"));
+  module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("end"), py::arg("seen"));
 }
 
 }  // namespace cpr

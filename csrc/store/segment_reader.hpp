@@ -1,8 +1,10 @@
-// Reads sections of a segment file and their checksums, by several threads.
+// Reads sections of segment files and their checksums, by several threads. Files are not mapped, so one that is cut
+// short meanwhile is an error and no signal.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,15 +12,42 @@
 namespace cpr::store {
 
 struct Section {
+  int fd = -1;          // open for reading; used by pread alone
   uint64_t offset = 0;  // bytes, from the start of the file
   size_t size = 0;      // bytes
   void* to = nullptr;   // memory for the bytes; nullptr: only their checksum is wanted
 };
 
-// Returns the CRC-32C of each section, in order; the bytes are checksummed while they are in cache, and go to memory
-// only where it is given. The file is not mapped, so one that is cut short meanwhile is an error and no signal.
-// `fd` is open for reading and used by pread alone; `path` is for messages. Throws IoError, EIO for a file that ends
-// before a section does; what the sections' memory holds is then undefined.
-std::vector<uint32_t> read_sections(int fd, const std::string& path, std::span<const Section> sections, int threads);
+// Returns of each section, in order, its CRC-32C, or a negative errno; -EIO for a file that ends before it does. The
+// bytes are checksummed while they are in cache; what the memory holds after an error is undefined.
+std::vector<int64_t> read_sections(std::span<const Section> sections, int threads);
+
+// The rows of one table in a segment; offsets are in bytes from the start of the file.
+struct StoredRows {
+  int fd = -1;
+  std::string path;  // for messages
+  int64_t rows = 0;
+  uint64_t ids_at = 0;  // int64 each
+  uint64_t weight_at = 0;
+  uint64_t state_at = 0;
+  size_t weight_size = 0;  // bytes a row
+  size_t state_size = 0;   // bytes a row; 0: none
+  int64_t begin = 0;       // ids are of [begin, end)
+  int64_t end = 0;
+};
+
+struct StoredCrcs {
+  uint32_t ids = 0;
+  uint32_t weight = 0;
+  uint32_t state = 0;
+};
+
+// Called by several threads at once.
+using TakeRows = std::function<void(const int64_t* ids, int64_t n, const void* weight, const float* state)>;
+
+// Hands all rows to `take`, block by block in any order, from memory that is small enough to stay in cache, and
+// returns the checksums of what was read. Throws IoError; std::out_of_range for an id outside [begin, end), of whose
+// block nothing was handed on; and what `take` throws. Some blocks may have been handed on then.
+StoredCrcs read_rows(const StoredRows& stored, int threads, const TakeRows& take);
 
 }  // namespace cpr::store

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
-from store_cases import Model, flip, rewrite
+from store_cases import Model, flip, read_rows, rewrite
 
 from cpr_native import _native
 from cpr_native._tensor import describe
@@ -23,12 +23,12 @@ from cpr_native.store import (
     CollectionSchema,
     Placement,
     SegmentPart,
+    StoredRows,
     TableSchema,
     inspect,
     verify,
 )
 from cpr_native.store.schema import OPTIMIZERS
-from cpr_native.store.segment_reader import read_rows
 
 DATA = Path(__file__).parents[1] / "data"
 OLD = CollectionSchema(
@@ -116,15 +116,9 @@ class Taken:
     def __init__(self) -> None:
         self.rows: dict[str, tuple[Any, ...]] = {}
 
-    def load_rows(
-        self,
-        table: str,
-        rows: NDArray[np.int64],
-        weight: NDArray[Any],
-        state: NDArray[np.float32] | None,
-        priority: bool,
-    ) -> None:
-        self.rows[table] = (rows.copy(), weight.copy(), None if state is None else state.copy(), priority)
+    def load_rows(self, stored: StoredRows, priority: bool) -> None:
+        found = stored.read()
+        self.rows[stored.table] = (found.rows, found.weight, found.state, priority)
 
 
 def schema_of(optimizer: str, dtypes: tuple[str, ...], columns: int | None = None) -> CollectionSchema:
@@ -242,7 +236,7 @@ def test_v22_every_damaged_byte_of_half_precision_rows_with_state_is_found(tmp_p
     assert verify(tmp_path) == []
 
 
-def test_a_base_that_gives_a_row_twice_is_refused(tmp_path: Path) -> None:
+def test_a_commit_that_gives_a_row_twice_is_refused(tmp_path: Path) -> None:
     schema = schema_of("sgd", ("float32",))
     part = arrays(schema, 1)["t0"]
     with (
@@ -251,19 +245,23 @@ def test_a_base_that_gives_a_row_twice_is_refused(tmp_path: Path) -> None:
     ):
         save.add(replace(part, rows=np.array([0, 2, 2])))
         save.commit({})
-    assert any("'t0': 1 rows of a base are given twice" in problem for problem in verify(tmp_path))
+    assert any("'t0': 1 rows are given twice" in problem for problem in verify(tmp_path))
     with pytest.raises(NoCheckpointError, match="given twice"):
         CheckpointStore(tmp_path).latest()
 
 
 def test_rows_are_marked_once_or_not_at_all() -> None:
-    seen = np.zeros(4, np.uint8)
+    seen = np.zeros(2, np.uint8)
     rows = np.array([12, 10, 12], np.int64)
-    assert _native.mark_rows(describe(rows), 10, describe(seen)) == 2
-    assert _native.mark_rows(describe(rows), 10, describe(seen)) == 0
-    assert seen.tolist() == [1, 0, 1, 0]
-    for row in (9, 14, -(2**63), 2**63 - 1):
+    assert _native.mark_rows(describe(rows), 10, 20, describe(seen)) == 2
+    assert _native.mark_rows(describe(rows), 10, 20, describe(seen)) == 0
+    assert seen.tolist() == [0b101, 0]
+    assert _native.mark_rows(describe(np.array([19, 18])), 10, 20, describe(seen)) == 2
+    assert np.unpackbits(seen, count=10, bitorder="little").tolist() == [1, 0, 1, 0, 0, 0, 0, 0, 1, 1]
+    for row in (9, 20, -(2**63), 2**63 - 1):
         outside = np.array([11, row], np.int64)
-        with pytest.raises(IndexError, match=r"expected rows of \[10, 14\), got"):
-            _native.mark_rows(describe(outside), 10, describe(seen))
-    assert seen.tolist() == [1, 0, 1, 0]
+        with pytest.raises(IndexError, match=r"expected rows of \[10, 20\), got"):
+            _native.mark_rows(describe(outside), 10, 20, describe(seen))
+    assert seen.tolist() == [0b101, 0b11]
+    with pytest.raises(ValueError, match="seen: expected shape"):
+        _native.mark_rows(describe(rows), 10, 30, describe(seen))

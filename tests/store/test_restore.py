@@ -13,6 +13,7 @@ from store_cases import (
     flip,
     history,
     manifest_path,
+    place,
     restored,
     rewrite,
     segment_path,
@@ -223,16 +224,18 @@ def test_v20_all_tables_are_verified_before_the_first_row_is_written(tmp_path: P
     assert model.rows() == before
 
 
-def test_a_segment_that_changes_after_verification_is_not_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["header", "item.id.rows", "item.id.weight", "item.id.state"])
+def test_a_segment_that_changes_after_verification_is_not_applied(tmp_path: Path, where: str) -> None:
     store, _ = history(tmp_path)
     plan = store.latest().plan()
     plan.verify()
     first = plan.segments[0]
-    flip(segment_path(tmp_path, f"shards/{first.shard}", first.commit.sequence))
+    path = segment_path(tmp_path, f"shards/{first.shard}", first.commit.sequence)
+    flip(path, 50 if where == "header" else place(path, where))
     model = Model()
     with pytest.raises(CorruptionError, match=first.record.name):
         plan.apply(model)
-    assert model.calls == []
+    assert model.calls == []  # the first table of the first segment: nothing before it was damaged
 
 
 def test_a_copied_directory_is_the_same_checkpoint(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Checking the segments of commits to the last byte, many files at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpr_native import _native
+from cpr_native._tensor import describe
+from cpr_native.errors import CorruptionError
+from cpr_native.store import naming
+from cpr_native.store.manifest import Manifest, SegmentRecord
+from cpr_native.store.segment_reader import OpenSegment, read_sections
+
+# Files read at once: enough to keep threads busy, few enough for descriptors and for the memory of row ids.
+_MOST_FILES = 64
+_MOST_ROWS = 1 << 19
+
+
+@dataclass(kw_only=True)
+class CommitCheck:
+    """A commit of `shard` (None: the global chain), whose segments lie in `folder`, and its `error`."""
+
+    manifest: Manifest
+    shard: int | None
+    folder: Path
+    error: CorruptionError | None = None
+    _seen: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def open(self, record: SegmentRecord) -> OpenSegment:
+        """Returns a segment with its header checked; raises CorruptionError, OSError."""
+        segment = OpenSegment(self.folder / record.name, record)
+        try:
+            if self.shard is not None:
+                segment.check_rows(record, self.manifest.schema)
+        except CorruptionError:
+            segment.close()
+            raise
+        return segment
+
+    def take(self, segment: OpenSegment, crcs: dict[str, int], ids: dict[str, NDArray[np.int64]]) -> None:
+        """Judges what was read; raises CorruptionError (bytes, a foreign row, a row twice), OSError."""
+        for name, crc in crcs.items():
+            segment.check_crc(name, crc)
+        for table, rows in ids.items():
+            assert self.shard is not None
+            begin, end = self.manifest.placement.row_range(self.manifest.schema, table, self.shard)
+            if table not in self._seen:
+                self._seen[table] = np.zeros((end - begin + 7) // 8, np.uint8)
+            where = f"{segment.path}: table {table!r}"
+            try:
+                new = _native.mark_rows(describe(rows), begin, end, describe(self._seen[table]))
+            except IndexError as error:
+                raise CorruptionError(f"{where}: shard {self.shard}: {error}") from None
+            if new != len(rows):
+                raise CorruptionError(f"{where}: {len(rows) - new} rows are given twice in one commit")
+
+    def close(self) -> None:
+        """Lets go of the memory; checks that a base is whole."""
+        self._seen.clear()
+        if self.error is None and self.manifest.kind == "base" and self.shard is not None:
+            try:
+                check_base_rows(self.manifest, self.shard)
+            except ValueError as error:
+                name = naming.manifest_name(self.manifest.sequence)
+                self.error = CorruptionError(f"{self.folder.parent / naming.MANIFESTS / name}: {error}")
+
+
+def check_segments(checks: Sequence[CommitCheck], threads: int) -> None:
+    """Reads every byte of commits' segments; what is wrong is left in each one's `error`. Raises OSError."""
+    for batch in _batches(checks):
+        with ExitStack() as stack:
+            opened = []
+            for check, record in batch:
+                try:
+                    segment = check.open(record)
+                except CorruptionError as error:
+                    check.error = check.error or error
+                    continue
+                stack.callback(segment.close)
+                rows = record.rows if check.shard is not None else {}
+                opened.append((check, segment, {table: np.empty(n, np.int64) for table, n in rows.items()}))
+            wanted = [
+                (segment, {f"{table}.rows": rows.view(np.uint8) for table, rows in ids.items()})
+                for _, segment, ids in opened
+            ]
+            for (check, segment, ids), crcs in zip(opened, read_sections(wanted, threads), strict=True):
+                try:
+                    check.take(segment, crcs, ids)
+                except CorruptionError as error:
+                    check.error = check.error or error
+    for check in checks:
+        check.close()
+
+
+def _batches(checks: Sequence[CommitCheck]) -> Iterator[list[tuple[CommitCheck, SegmentRecord]]]:
+    batch: list[tuple[CommitCheck, SegmentRecord]] = []
+    rows = 0
+    for check in checks:
+        for record in check.manifest.segments:
+            batch.append((check, record))
+            rows += sum(record.rows.values())
+            if len(batch) == _MOST_FILES or rows >= _MOST_ROWS:
+                yield batch
+                batch, rows = [], 0
+    if batch:
+        yield batch
+
+
+def check_base_rows(manifest: Manifest, shard: int) -> None:
+    """Raises ValueError unless a base commit holds as many rows of every table as its shard has."""
+    for table in manifest.schema.tables:
+        begin, end = manifest.placement.row_range(manifest.schema, table.name, shard)
+        got = manifest.rows.get(table.name, 0)
+        if got != end - begin:
+            raise ValueError(
+                f"base of shard {shard}: table {table.name!r}: expected {end - begin} rows, got {got}"
+            )
