@@ -134,11 +134,6 @@ class BaseEmbeddingConfig:
         high = bound if self.weight_init_max is None else self.weight_init_max
         return low, high
 
-    @property
-    def num_features(self) -> int:
-        """Number of features that share the table."""
-        return len(self.feature_names)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig(BaseEmbeddingConfig):

@@ -15,6 +15,7 @@ from cpr_native._native import Collection
 from cpr_native._tensor import describe
 from cpr_native.attachment._layout import Layout, layout_of
 from cpr_native.attachment._tables import AttachedTable
+from cpr_native.modules._memory import memory_of
 from cpr_native.modules._watch import group_of
 
 
@@ -144,10 +145,7 @@ class RowState:
             )
         if tensor.shape != weight.shape:
             raise ValueError(f"{where}: expected shape {tuple(weight.shape)}, got {tuple(tensor.shape)}")
-        try:
-            describe(tensor)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        memory_of(where, tensor)
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cpr_native._tensor import describe
 from cpr_native.config import MAX_ROWS, DataType
 from cpr_native.modules import EngineModule
+from cpr_native.modules._memory import data_type_of, memory_of, span_of
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
-
-DATA_TYPES = {getattr(torch, data_type.dtype): data_type for data_type in DataType}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +50,11 @@ class AttachedTable:
                 f"table {self.name!r}: its modules are gone or don't share their weight any more: "
                 "detach and attach the model anew"
             )
-        check_weight(f"table {self.name!r}: weight", weight)
-        if tuple(weight.shape) != (self.rows, self.dim) or DATA_TYPES[weight.dtype] is not self.data_type:
+        data_type = check_weight(f"table {self.name!r}: weight", weight)
+        if tuple(weight.shape) != (self.rows, self.dim) or data_type is not self.data_type:
             raise ValueError(
                 f"table {self.name!r}: weight: expected shape {(self.rows, self.dim)} and "
-                f"{self.data_type.dtype}, got {tuple(weight.shape)} and {_name(weight.dtype)}: detach and "
+                f"{self.data_type.dtype}, got {tuple(weight.shape)} and {data_type.dtype}: detach and "
                 "attach the model anew"
             )
         return weight
@@ -92,17 +90,13 @@ def find_tables(model: nn.Module, skip: Collection[str]) -> list[AttachedTable]:
     return tables
 
 
-def check_weight(where: str, weight: Tensor) -> None:
-    """Raise TypeError or ValueError unless the engine can take `weight` as a table's memory."""
-    if weight.dtype not in DATA_TYPES:
-        names = ", ".join(data_type.dtype for data_type in DataType)
-        raise TypeError(f"{where}: expected one of {names}, got {_name(weight.dtype)}")
+def check_weight(where: str, weight: Tensor) -> DataType:
+    """Its data type; raises TypeError or ValueError if the engine can't take `weight` as a table's memory."""
+    data_type = data_type_of(where, weight.dtype)
     if weight.layout != torch.strided:
         raise ValueError(f"{where}: expected a strided tensor, got {weight.layout}")
-    try:
-        describe(weight)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    memory_of(where, weight)
+    return data_type
 
 
 def _weight_of(name: str, module: EmbeddingModule) -> nn.Parameter:
@@ -131,7 +125,7 @@ def _table(users: list[tuple[str, EmbeddingModule]]) -> AttachedTable:
         name=name.replace(".", "-") or "weight",
         rows=weight.shape[0],
         dim=weight.shape[1],
-        data_type=DATA_TYPES[weight.dtype],
+        data_type=data_type_of(name, weight.dtype),
         sparse=any(module.sparse for _, module in users),
         modules=tuple(weakref.ref(module) for _, module in users),
     )
@@ -140,7 +134,7 @@ def _table(users: list[tuple[str, EmbeddingModule]]) -> AttachedTable:
 def _check_memory(model: nn.Module, tables: list[AttachedTable]) -> None:
     """Raise ValueError when another parameter or buffer lies in a table's memory."""
     weights = {id(weight): table.name for table in tables if (weight := table.weight()) is not None}
-    spans = sorted((*_span(tensor), name, id(tensor)) for name, tensor in _tensors(model) if tensor.is_cpu)
+    spans = sorted((*span_of(tensor), name, id(tensor)) for name, tensor in _tensors(model) if tensor.is_cpu)
     end, holder, owner = -1, "", 0
     for begin, until, name, tensor in spans:
         if begin < end and tensor != owner and (tensor in weights or owner in weights):
@@ -155,14 +149,3 @@ def _check_memory(model: nn.Module, tables: list[AttachedTable]) -> None:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    if tensor.layout != torch.strided or not tensor.numel():
-        return 0, 0
-    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

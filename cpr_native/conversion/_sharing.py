@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from cpr_native.conversion._sites import Site, join, title
 from cpr_native.modules import EngineModule
+from cpr_native.modules._memory import span_of
 
 
 def check_sharing(model: nn.Module, sites: list[Site], *, fused: bool) -> None:
@@ -44,15 +44,7 @@ def _owners(model: nn.Module) -> dict[int, tuple[Tensor, dict[str, nn.Module]]]:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    if not all(x.is_cpu and x.layout == torch.strided and not is_lazy(x) for x in (a, b)):
+    if not all(x.is_cpu and not is_lazy(x) for x in (a, b)):
         return False
-    (first, end), (other, other_end) = _span(a), _span(b)
+    (first, end), (other, other_end) = span_of(a), span_of(b)
     return first < other_end and other < end
-
-
-def _span(x: Tensor) -> tuple[int, int]:
-    """The addresses between which the elements of `x` lie."""
-    if x.numel() == 0:
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

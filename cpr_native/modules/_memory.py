@@ -45,6 +45,22 @@ def compute_dtype(weight: torch.dtype) -> torch.dtype:
     return torch.float64 if weight == torch.float64 else torch.float32
 
 
+def memory_of(where: str, tensor: Tensor) -> TensorRef:
+    """`describe(tensor)`; the message of its ValueError begins with `where`."""
+    try:
+        return describe(tensor)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def span_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses between which the elements of `tensor` lie, (0, 0) without any or if it isn't strided."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return 0, 0
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+
+
 def weight_memory(config: BaseEmbeddingConfig, weight: Tensor, *, fused: bool) -> TensorRef:
     """The memory of the weight of a table, of any dtype that the engine has.
 
@@ -56,10 +72,7 @@ def weight_memory(config: BaseEmbeddingConfig, weight: Tensor, *, fused: bool) -
     expected = (config.num_embeddings, config.embedding_dim)
     if tuple(weight.shape) != expected:
         raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
-    try:
-        memory = describe(weight)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    memory = memory_of(where, weight)
     data_type_of(where, weight.dtype, fused=fused)
     return memory
 

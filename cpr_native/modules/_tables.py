@@ -9,9 +9,9 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from cpr_native._tensor import describe
 from cpr_native.config import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, Trackers
 from cpr_native.modules._base import EngineModule
+from cpr_native.modules._memory import memory_of
 from cpr_native.modules._plan import EnginePlan
 from cpr_native.optim import FusedOptimizer
 
@@ -158,10 +158,7 @@ def _check_weights(tables: Sequence[BaseEmbeddingConfig], weights: Sequence[Tens
         dtype = str(weight.dtype).removeprefix("torch.")
         if dtype != config.data_type.dtype:
             raise TypeError(f"{where}: expected {config.data_type.dtype}, got {dtype}")
-        try:
-            describe(weight)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        memory_of(where, weight)
 
 
 def trackers_of(

@@ -34,7 +34,6 @@ def test_defaults_are_torchrecs() -> None:
     assert users.pooling is PoolingType.SUM
     assert users.init_range == (-math.sqrt(1 / 100), math.sqrt(1 / 100))
     assert users.feature_names == ("a", "b")
-    assert users.num_features == 2
     assert users.data_type is DataType.FP32
     assert config(weight_init_min=-2.0).init_range == (-2.0, 0.1)
 
