@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,15 @@ import torch
 from cpr_native.recovery.dense import DenseState, Stateful, check_app_state, check_optimizer
 
 
-class DenseMembers:
+class DenseMembers(abc.ABC):
     """The part of a manager that holds the objects of a `DenseState`."""
 
     _dense: DenseState
 
     @property
+    @abc.abstractmethod
     def running(self) -> bool:
         """Whether it has started or resumed and is not closed."""
-        raise NotImplementedError
 
     @property
     def loader(self) -> Stateful | None:

@@ -1,16 +1,5 @@
-"""One thread: the models here are so small that more only wait for each other."""
+"""Every test here runs on one thread."""
 
-from __future__ import annotations
+from one_thread import one_thread
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]
