@@ -40,7 +40,8 @@ class Blocks {
 void run_blocks(size_t tasks, size_t threads, std::function<void(size_t, size_t)> body) {
   const auto blocks = std::make_shared<Blocks>(tasks, std::move(body));
   try {
-    for (size_t helper = 1; helper < threads; ++helper) std::thread([blocks, helper] { blocks->work(helper); }).detach();
+    for (size_t helper = 1; helper < threads; ++helper)
+      std::thread([blocks, helper] { blocks->work(helper); }).detach();
   } catch (const std::system_error&) {
     // No thread to be had: this one does what is left.
   }

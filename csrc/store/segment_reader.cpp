@@ -160,8 +160,11 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
   for (const Block& block : blocks) {
     int64_t& result = results[block.section];
     if (result < 0) continue;
-    result =
-        block.error != 0 ? -block.error : crc32c_combine(static_cast<uint32_t>(result), block.crc, block.part.size);
+    if (block.error != 0) {
+      result = -block.error;
+    } else {
+      result = crc32c_combine(static_cast<uint32_t>(result), block.crc, block.part.size);
+    }
   }
   return results;
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kMaxPiecesPerWrite = 1024;   // IOV_MAX of Linux
-constexpr size_t kSlice = size_t{4} << 20;    // bytes of one write
+constexpr size_t kSlice = size_t{1} << 20;    // bytes of one write: stay in cache meanwhile
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the safetensors format
 
 void append_json_string(const std::string& text, std::string& out) {
@@ -62,14 +62,8 @@ void remove_open(int* fd, const std::string& path) {
 }
 
 // A hint: what goes wrong is reported by the sync.
-void start_writeback(int fd, off_t begin, ssize_t size) {
+void start_writeback(int fd, off_t begin, off_t size) {
   static_cast<void>(::sync_file_range(fd, begin, size, SYNC_FILE_RANGE_WRITE));
-}
-
-uint32_t tensor_crc(const SegmentTensor& tensor) {
-  uint32_t crc = 0;
-  for (const Piece& piece : tensor.pieces) crc = crc32c(piece.data, piece.size, crc);
-  return crc;
 }
 
 // The length word and the JSON header, padded with spaces.
@@ -112,6 +106,65 @@ std::string make_header(std::span<const SegmentTensor> tensors, std::span<const 
   return header + json;
 }
 
+// Writes from `position` on. Each slice is on its way to the disk while the next one is copied to the page cache.
+class Output {
+ public:
+  Output(int fd, const std::string& path, size_t position)
+      : fd_(fd), path_(path), position_(static_cast<off_t>(position)) {}
+
+  // Returns the checksum of what had `crc` followed by the piece.
+  uint32_t add(const Piece& piece, uint32_t crc) {
+    for (size_t done = 0; done < piece.size;) {
+      const size_t size = std::min(piece.size - done, kSlice - gathered_);
+      const char* data = static_cast<const char*>(piece.data) + done;
+      crc = crc32c(data, size, crc);
+      slice_.push_back({const_cast<char*>(data), size});
+      gathered_ += size;
+      done += size;
+      if (gathered_ == kSlice || slice_.size() == kMaxPiecesPerWrite) write_slice();
+    }
+    return crc;
+  }
+
+  void write(const std::string& text) {
+    slice_.push_back({const_cast<char*>(text.data()), text.size()});
+    write_slice();
+  }
+
+  // Returns where the next byte would go.
+  uint64_t finish() {
+    write_slice();
+    return static_cast<uint64_t>(position_);
+  }
+
+ private:
+  void write_slice() {
+    const off_t begin = position_;
+    for (size_t next = 0; next < slice_.size();) {
+      const ssize_t written = ::pwritev(fd_, &slice_[next], static_cast<int>(slice_.size() - next), position_);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail(errno, path_);
+      if (written == 0) fail(EIO, path_);
+      position_ += written;
+      size_t left = static_cast<size_t>(written);
+      for (; next < slice_.size() && left >= slice_[next].iov_len; ++next) left -= slice_[next].iov_len;
+      if (next < slice_.size()) {
+        slice_[next].iov_base = static_cast<char*>(slice_[next].iov_base) + left;
+        slice_[next].iov_len -= left;
+      }
+    }
+    start_writeback(fd_, begin, position_ - begin);
+    slice_.clear();
+    gathered_ = 0;
+  }
+
+  const int fd_;
+  const std::string& path_;
+  off_t position_;
+  std::vector<iovec> slice_;
+  size_t gathered_ = 0;  // bytes in slice_
+};
+
 }  // namespace
 
 uint64_t SegmentTensor::size() const noexcept {
@@ -120,28 +173,27 @@ uint64_t SegmentTensor::size() const noexcept {
   return total;
 }
 
+// The header, which has the checksums, comes last: so each slice is read from memory once, checksummed and written
+// while it is in cache.
 SegmentFile::SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
                          const std::map<std::string, std::string>& metadata)
     : path_(std::move(path)), owner_(getpid()) {
-  std::vector<uint32_t> crcs;
-  for (const SegmentTensor& tensor : tensors) crcs.push_back(tensor_crc(tensor));
-  const std::string header = make_header(tensors, crcs, metadata);
-  size_ = header.size();
-  crc_ = crc32c(header.data(), header.size());
-  std::vector<Piece> pieces = {{header.data(), header.size()}};
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    for (const Piece& piece : tensors[i].pieces) {
-      if (piece.size != 0) pieces.push_back(piece);
-    }
-    crc_ = crc32c_combine(crc_, crcs[i], tensors[i].size());
-    size_ += tensors[i].size();
-  }
+  std::vector<uint32_t> crcs(tensors.size(), 0);
+  const size_t header_size = make_header(tensors, crcs, metadata).size();
   do {
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   } while (fd_ < 0 && errno == EINTR);
   if (fd_ < 0) fail(errno, path_);
   try {
-    write(std::move(pieces));
+    Output output(fd_, path_, header_size);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      for (const Piece& piece : tensors[i].pieces) crcs[i] = output.add(piece, crcs[i]);
+    }
+    size_ = output.finish();
+    const std::string header = make_header(tensors, crcs, metadata);
+    Output(fd_, path_, 0).write(header);
+    crc_ = crc32c(header.data(), header.size());
+    for (size_t i = 0; i < tensors.size(); ++i) crc_ = crc32c_combine(crc_, crcs[i], tensors[i].size());
   } catch (...) {
     remove_open(&fd_, path_);
     throw;
@@ -154,35 +206,6 @@ SegmentFile::~SegmentFile() {
     remove_open(&fd_, path_);
   } else {
     ::close(fd_);  // a forked child's copy: the file is its parent's
-  }
-}
-
-// Each slice is on its way to the disk while the next one is copied to the page cache.
-void SegmentFile::write(std::vector<Piece> pieces) {
-  std::vector<iovec> slice;
-  size_t next = 0;
-  off_t begin = 0;
-  while (next < pieces.size()) {
-    slice.clear();
-    size_t room = kSlice;
-    for (size_t i = next; i < pieces.size() && slice.size() < kMaxPiecesPerWrite && room != 0; ++i) {
-      const size_t size = std::min(pieces[i].size, room);
-      slice.push_back({const_cast<void*>(pieces[i].data), size});
-      room -= size;
-    }
-    const ssize_t written = ::writev(fd_, slice.data(), static_cast<int>(slice.size()));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(errno, path_);
-    if (written == 0) fail(EIO, path_);
-    for (size_t left = static_cast<size_t>(written); left != 0;) {
-      const size_t size = std::min(pieces[next].size, left);
-      pieces[next].data = static_cast<const char*>(pieces[next].data) + size;
-      pieces[next].size -= size;
-      left -= size;
-      if (pieces[next].size == 0) ++next;
-    }
-    start_writeback(fd_, begin, written);
-    begin += written;
   }
 }
 

@@ -32,7 +32,7 @@ class SegmentFile {
   // Creates `path`, which must not exist, and writes everything; no byte is promised to be durable yet, but the kernel
   // has begun to write them to the disk. `__metadata__` is `metadata` plus "crc32c.<tensor>" = 8 hex digits for every
   // tensor. The header is padded so that the data begins at a multiple of 64 bytes. Nothing is copied: the pieces are
-  // written by writev and not needed afterwards.
+  // written by pwritev and not needed afterwards.
   // Throws std::invalid_argument for a repeated name, IoError when the system refuses; the file is then removed.
   SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
               const std::map<std::string, std::string>& metadata);
@@ -49,8 +49,6 @@ class SegmentFile {
   void sync();
 
  private:
-  void write(std::vector<Piece> pieces);
-
   std::string path_;
   int owner_;  // process that creates the file
   int fd_ = -1;

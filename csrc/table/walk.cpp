@@ -13,7 +13,7 @@ namespace cpr {
 namespace {
 
 constexpr int kNice = 10;  // never idle priority: a walk that holds a chunk must get on
-constexpr int64_t kMaxChunkBytes = int64_t{64} << 20;
+constexpr int64_t kMaxChunkBytes = int64_t{16} << 20;
 constexpr int64_t kMinChunkRows = 256;
 constexpr int64_t kRowsPerFlush = 1 << 20;
 constexpr int64_t kWalkBlock = 32;  // rows
