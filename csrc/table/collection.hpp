@@ -128,6 +128,8 @@ class Collection {
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,
                  std::vector<Unit>* units);
   int64_t max_dim() const;
+  void size_buffers(const LookupInput& input, size_t tasks, BatchBuffers* buffers) const;
+  cpu::LookupTask lookup_task(const LookupInput& input, int64_t feature, BatchBuffers* buffers) const;
   TableView update_view(int64_t table);
   void check_bound(const char* call) const;
   void reserve_staging(const Batch& batch);

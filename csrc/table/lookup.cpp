@@ -89,6 +89,38 @@ void copy_weights(const LookupInput& in, bool wide, BatchBuffers* buffers) {
                               " after " + before);
 }
 
+// Without pooling, offsets tell where the ids of each feature begin.
+void check_ends(const LookupInput& in, int64_t features, bool unpooled) {
+  const int64_t end = unpooled ? features : features * in.batch_size;
+  if (offset_at(in, 0) != 0) {
+    throw std::invalid_argument("offsets: expected offsets[0] = 0, got " + std::to_string(offset_at(in, 0)));
+  }
+  if (offset_at(in, end) != in.num_ids) {
+    throw std::invalid_argument("offsets: expected the last offset to be the number of ids " +
+                                std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, end)));
+  }
+  for (int64_t f = 1; unpooled && f <= features; ++f) {
+    if (offset_at(in, f) < offset_at(in, f - 1)) throw_bad_offset(in, f);
+  }
+}
+
+// Each feature's bags in as many ranges as keep the threads evenly busy.
+std::vector<Task> plan_tasks(const LookupInput& in, int64_t features, int threads, bool unpooled) {
+  const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
+                                             std::max<int64_t>(1, in.batch_size / kMinBagsPerTask));
+  const auto first_bag = [&](int64_t f) { return unpooled ? offset_at(in, f) : f * in.batch_size; };
+  std::vector<Task> tasks;
+  for (int64_t f = 0; f < features; ++f) {
+    const int64_t first = first_bag(f);
+    const int64_t size = first_bag(f + 1) - first;
+    for (int64_t k = 0; k < blocks; ++k) {
+      const int64_t begin = size * k / blocks;
+      tasks.push_back({f, first + begin, begin, size * (k + 1) / blocks, -1, -1, true});
+    }
+  }
+  return tasks;
+}
+
 }  // namespace
 
 void Collection::throw_bad_id(int64_t index, const void* ids, bool ids_are_64bit, int64_t position) const {
@@ -102,81 +134,41 @@ void Collection::throw_bad_id(int64_t index, const void* ids, bool ids_are_64bit
 std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   check_bound("lookup");
   const int64_t features = num_features();
-  const int64_t bags = unpooled_ ? in.num_ids : features * in.batch_size;
-  if (in.offsets != nullptr) {
-    const int64_t end = unpooled_ ? features : bags;
-    if (offset_at(in, 0) != 0) {
-      throw std::invalid_argument("offsets: expected offsets[0] = 0, got " + std::to_string(offset_at(in, 0)));
-    }
-    if (offset_at(in, end) != in.num_ids) {
-      throw std::invalid_argument("offsets: expected the last offset to be the number of ids " +
-                                  std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, end)));
-    }
-    for (int64_t f = 1; unpooled_ && f <= features; ++f) {
-      if (offset_at(in, f) < offset_at(in, f - 1)) throw_bad_offset(in, f);
-    }
-  }
+  if (in.offsets != nullptr) check_ends(in, features, unpooled_);
   auto batch = std::make_shared<Batch>(batches_, in.num_ids, in.batch_size, features);
   BatchBuffers& buffers = batch->buffers();
   const int threads = static_cast<int>(std::clamp<int64_t>(in.num_ids / kIdsWorthAThread, 1, in.threads));
-  const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
-                                             std::max<int64_t>(1, in.batch_size / kMinBagsPerTask));
   LookupInput bounds = in;  // of bags
   if (unpooled_) {
     bounds.offsets = nullptr;
     bounds.ids_per_bag = 1;
   }
-  const auto first_bag = [&](int64_t f) { return unpooled_ ? offset_at(in, f) : f * in.batch_size; };
-  std::vector<Task> tasks;
-  for (int64_t f = 0; f < features; ++f) {
-    const int64_t first = first_bag(f);
-    const int64_t size = first_bag(f + 1) - first;
-    batch->feature_begin[static_cast<size_t>(f)] = offset_at(bounds, first);
-    for (int64_t k = 0; k < blocks; ++k) {
-      const int64_t begin = size * k / blocks;
-      tasks.push_back({f, first + begin, begin, size * (k + 1) / blocks, -1, -1, true});
-    }
+  std::vector<Task> tasks = plan_tasks(in, features, threads, unpooled_);
+  for (const Task& task : tasks) {
+    if (task.begin == 0) batch->feature_begin[static_cast<size_t>(task.feature)] = offset_at(bounds, task.first_bag);
   }
   batch->feature_begin[static_cast<size_t>(features)] = in.num_ids;
-
-  const size_t n = static_cast<size_t>(in.num_ids);
-  if (buffers.keys.size() < n) buffers.keys.resize(n);
-  if (buffers.bag_of.size() < n) buffers.bag_of.resize(n);
-  buffers.bag_length.resize(static_cast<size_t>(bags));
-  buffers.offsets.resize(static_cast<size_t>(bags) + tasks.size());
   batch->weighted = in.per_sample_weights != nullptr;
-  if (batch->weighted) copy_weights(in, wide(), &buffers);
-  if (pools_max_) buffers.argmax.resize(static_cast<size_t>(in.batch_size * output_dim_));
+  size_buffers(in, tasks.size(), &buffers);
 
   // Not the workspaces of the update: lookups may run beside each other.
   const int64_t sums_per_thread = (kSumLevels + 1) * max_dim();
   std::vector<double> sums(static_cast<size_t>(threads * sums_per_thread));
   cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int thread) {
     Task& task = tasks[static_cast<size_t>(index)];
-    const int64_t first = task.first_bag;
-    int64_t* offsets = buffers.offsets.data() + first + index;
-    if (!read_offsets(bounds, first, task.end - task.begin, offsets, &task)) return;
-    cpu::LookupTask work;
-    work.table = tables_[static_cast<size_t>(features_[static_cast<size_t>(task.feature)])]->view();
+    int64_t* offsets = buffers.offsets.data() + task.first_bag + index;
+    if (!read_offsets(bounds, task.first_bag, task.end - task.begin, offsets, &task)) return;
+    cpu::LookupTask work = lookup_task(in, task.feature, &buffers);
+    work.offsets = offsets;
     work.bags = task.end - task.begin;
+    work.unit_bags = task.unit_bags;
+    work.first_bag = task.first_bag;
+    work.first_row = unpooled_ ? task.first_bag : task.begin;
     const SampleRule sample{in.keep && work.table.ssu.slots != nullptr, sample_key_, static_cast<uint64_t>(step_),
                             log2_period_};
     task.bad_position = cpu::kernels().read_ids(in.ids, in.ids_are_64bit, offsets[0], offsets[work.bags],
                                                 work.table.num_rows, sample, buffers.keys.data());
-    if (task.bad_position >= 0) return;
-    work.offsets = offsets;
-    work.unit_bags = task.unit_bags;
-    work.per_sample_weights = in.per_sample_weights;
-    work.first_bag = first;
-    work.first_row = unpooled_ ? first : task.begin;
-    const int64_t column = feature_column_[static_cast<size_t>(task.feature)];
-    work.out = static_cast<char*>(in.out) + column * (wide() ? 8 : 4);
-    work.out_stride = output_dim_;
-    work.keys = buffers.keys.data();
-    work.bag_of = buffers.bag_of.data();
-    work.bag_length = buffers.bag_length.data();
-    work.argmax = work.table.pooling == Pooling::kMax ? buffers.argmax.data() + column : nullptr;
-    cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
+    if (task.bad_position < 0) cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
   });
   batch->unit_bags = true;
   for (const Task& task : tasks) {
@@ -188,6 +180,32 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   }
   if (!batch->unit_bags) fill_unit_bags(tasks, &buffers);
   return batch;
+}
+
+void Collection::size_buffers(const LookupInput& in, size_t tasks, BatchBuffers* buffers) const {
+  const size_t n = static_cast<size_t>(in.num_ids);
+  const size_t bags = unpooled_ ? n : static_cast<size_t>(num_features() * in.batch_size);
+  if (buffers->keys.size() < n) buffers->keys.resize(n);
+  if (buffers->bag_of.size() < n) buffers->bag_of.resize(n);
+  buffers->bag_length.resize(bags);
+  buffers->offsets.resize(bags + tasks);
+  if (in.per_sample_weights != nullptr) copy_weights(in, wide(), buffers);
+  if (pools_max_) buffers->argmax.resize(static_cast<size_t>(in.batch_size * output_dim_));
+}
+
+// All but the range of bags.
+cpu::LookupTask Collection::lookup_task(const LookupInput& in, int64_t feature, BatchBuffers* buffers) const {
+  const int64_t column = feature_column_[static_cast<size_t>(feature)];
+  cpu::LookupTask work;
+  work.table = tables_[static_cast<size_t>(features_[static_cast<size_t>(feature)])]->view();
+  work.per_sample_weights = in.per_sample_weights;
+  work.out = static_cast<char*>(in.out) + column * (wide() ? 8 : 4);
+  work.out_stride = output_dim_;
+  work.keys = buffers->keys.data();
+  work.bag_of = buffers->bag_of.data();
+  work.bag_length = buffers->bag_length.data();
+  work.argmax = work.table.pooling == Pooling::kMax ? buffers->argmax.data() + column : nullptr;
+  return work;
 }
 
 }  // namespace cpr
