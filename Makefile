@@ -34,10 +34,11 @@ test: $(VENV)/test.stamp  ## the whole test suite against the installed package
 
 # A level is an instruction set; `make test` runs the best one of the machine.
 levels: $(VENV)/test.stamp  ## the engine's tests with every other instruction set of the machine
-	for level in $$($(BIN)/python -c 'from cpr_native._native import supported_isas as s; print(*s()[:-1])'); do \
+	levels=$$($(BIN)/python -I -c 'from cpr_native._native import supported_isas as s; print(*s()[:-1])') && \
+	for level in $$levels; do \
 	  echo "CPR_ISA=$$level"; CPR_ISA=$$level $(BIN)/pytest tests/table -k "not same_bits_on_every" $(ARGS) || exit 1; done
 
-symbols: $(VENV)/test.stamp  ## the kernels' objects: no weak symbol, no code outside of its instruction set's namespace
+symbols: $(VENV)/test.stamp  ## the kernels' objects: nothing that the linker could take for another instruction set
 	$(BIN)/python tests/kernel_symbols.py build/cp[0-9]*
 
 lint: $(VENV)/lint.stamp  ## ruff (lint and format) and clang-format, checks only
