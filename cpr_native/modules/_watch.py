@@ -60,6 +60,7 @@ def watch_optimizers(
 
     def step_begins(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         target = reference()
+        seen.clear()  # of a step that raised
         if target is None:
             return
         if before is not None:

@@ -176,6 +176,22 @@ def test_closure_that_makes_the_gradient_marks_everything() -> None:
     assert dirty_rows(attachment) == set(range(ROWS))
 
 
+def test_step_that_raises_leaves_nothing_behind() -> None:
+    """SparseAdam refuses a dense gradient; that gradient is none of the next step's."""
+    model = nn.Embedding(ROWS, DIM, sparse=True)
+    other = nn.Parameter(torch.zeros(ROWS, DIM))
+    optimizer = torch.optim.SparseAdam([model.weight, other], lr=0.1)
+    attachment = attach(model, optimizer=optimizer)
+    clean(attachment)
+    model.weight.grad = torch.ones(ROWS, DIM)
+    with pytest.raises(RuntimeError, match="does not support dense gradients"):
+        optimizer.step()
+    optimizer.zero_grad()
+    other.grad = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, DIM), (ROWS, DIM))
+    optimizer.step()
+    assert dirty_rows(attachment) == set()
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_step_skipped_by_the_grad_scaler_changes_nothing(fused: bool) -> None:
     model = nn.Embedding(ROWS, DIM)
