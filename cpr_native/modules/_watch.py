@@ -146,8 +146,8 @@ def _updates(
 
 
 def _read_by_step(grad: Tensor | None, seen: tuple[Tensor, int] | None) -> Tensor | None:
-    """The gradient that the step read, None if closures or hooks replaced or rewrote it meanwhile."""
-    if seen is None or (grad is not None and grad is not seen[0]) or seen[0]._version != seen[1]:
+    """The gradient that the step read, None if closures or hooks replaced, dropped or rewrote it."""
+    if seen is None or grad is not seen[0] or seen[0]._version != seen[1]:
         return None
     return seen[0] if seen[0].layout in (torch.strided, torch.sparse_coo) else None
 

@@ -126,6 +126,26 @@ def test_accumulation_and_retained_graph_as_in_torch(sparse: bool) -> None:
     torch.testing.assert_close(*grads)
 
 
+def test_write_before_a_step_whose_closure_drops_the_gradient() -> None:
+    """The step writes nothing, so the one write that is counted is the user's."""
+    module = EmbeddingBag(ROWS, DIM)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.step()
+    module.sync()
+    module.engine.clear_trackers(0, 0, ROWS, dirty=True)
+    module(STEPS[1]).sum().backward()
+    with torch.no_grad():
+        module.weight[3].add_(1.0)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        return 0.0
+
+    optimizer.step(closure)
+    module.sync()
+    assert module.engine.dirty(0)[3]
+
+
 def test_gradients_flow_in_eval_as_in_torch() -> None:
     module = EmbeddingBag(ROWS, DIM).eval()
     module(STEPS[1]).sum().backward()
