@@ -121,9 +121,11 @@ def _shard_names(path: Path) -> list[str]:
 
 def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) -> list[str]:
     problems = []
+    needs = manifest.exact_parent if manifest.kind != "base" and reader.shard is not None else None
+    if _newest_base(reader) > manifest.sequence:
+        needs = None  # of no point that is left, should retention have been interrupted
     for ref in (manifest.parent, manifest.grandparent, manifest.exact_parent):
-        needed = ref == manifest.exact_parent and manifest.kind != "base" and reader.shard is not None
-        if ref is not None and (needed or not reader.is_pruned(ref)):
+        if ref is not None and (ref == needs or not reader.is_pruned(ref)):
             try:
                 reader.follow(ref)
             except CorruptionError as error:
@@ -134,6 +136,17 @@ def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) ->
         except CorruptionError as error:
             problems.append(str(error))
     return problems
+
+
+def _newest_base(reader: ChainReader) -> int:
+    """Returns the sequence of the newest intact base; 0 for none."""
+    for sequence in reversed(reader.sequences):
+        try:
+            if reader.load(sequence)[0].kind == "base":
+                return sequence
+        except CorruptionError:
+            continue
+    return 0
 
 
 def _foreign_files(reader: ChainReader) -> list[str]:

@@ -17,7 +17,7 @@ def prune(path: Path, keep: int) -> None:
 
     Called by the writer, which holds the locks. The points kept are read and verified to the last byte first:
     with fewer than `keep` intact ones nothing is removed. A running restore needs nothing older than they do.
-    An interruption leaves whole commits, or segments without a manifest, which the next writer removes.
+    An interruption leaves a shorter history, and segments without a manifest, which the next writer removes.
     Raises OSError.
     """
     directory = Directory(path, threads=1)  # training goes on beside it
@@ -48,7 +48,10 @@ def prune(path: Path, keep: int) -> None:
 def _remove(chain: ChainReader, needed: set[int]) -> None:
     oldest = min(needed)
     live = needed | _ancestors(chain, oldest)
-    doomed = [s for s in reversed(chain.sequences) if s < oldest or s not in live]
+    # The oldest first: what is left of history then begins later, as after a whole removal. Abandoned
+    # branches lie behind its beginning and lose their newest commits first.
+    doomed = [s for s in chain.sequences if s < oldest]
+    doomed += [s for s in reversed(chain.sequences) if s > oldest and s not in live]
     if not doomed:
         return
     for sequence in doomed:

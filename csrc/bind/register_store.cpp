@@ -122,6 +122,31 @@ std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int th
   return store::read_sections(sections, threads);
 }
 
+// Writes rows into a table: a run of consecutive ones is read straight to its place.
+class TableTaker : public store::RowTaker {
+ public:
+  TableTaker(Collection* collection, int64_t table, bool dirty)
+      : collection_(collection), table_(table), dirty_(dirty), view_(collection->table(table).view()) {
+    take(nullptr, 0, nullptr, nullptr);  // what is refused at all is refused before the first row is written
+  }
+
+  void* place(const int64_t* ids, int64_t n) override {
+    bool consecutive = true;
+    for (int64_t i = 1; i < n; ++i) consecutive &= ids[i] == ids[i - 1] + 1;
+    return consecutive ? weight_bytes_of(view_, ids[0] - view_.row_offset) : nullptr;
+  }
+
+  void take(const int64_t* ids, int64_t n, const void* weight, const float* state) override {
+    collection_->load_rows(table_, ids, n, weight, state, dirty_, 1);
+  }
+
+ private:
+  Collection* const collection_;
+  const int64_t table_;
+  const bool dirty_;
+  const TableView view_;
+};
+
 std::tuple<uint32_t, uint32_t, uint32_t> load_stored_rows(Collection& collection, int64_t table, int fd,
                                                           const std::string& path, int64_t rows,
                                                           const std::tuple<uint64_t, uint64_t, uint64_t>& offsets,
@@ -140,10 +165,8 @@ std::tuple<uint32_t, uint32_t, uint32_t> load_stored_rows(Collection& collection
   stored.begin = std::max(range.first, t.spec().row_offset);
   stored.end = std::min(range.second, t.spec().row_offset + t.num_rows());
   const py::gil_scoped_release release;
-  const store::StoredCrcs crcs =
-      store::read_rows(stored, threads, [&](const int64_t* ids, int64_t n, const void* weight, const float* state) {
-        collection.load_rows(table, ids, n, weight, state, dirty, 1);
-      });
+  TableTaker taker(&collection, table, dirty);
+  const store::StoredCrcs crcs = store::read_rows(stored, threads, &taker);
   return {crcs.ids, crcs.weight, crcs.state};
 }
 

@@ -61,7 +61,7 @@ void read_block(Block* block) {
 // One block of stored rows: read, checked, handed on.
 class RowBlocks {
  public:
-  RowBlocks(const StoredRows& stored, size_t threads, const TakeRows& take) : stored_(stored), take_(take) {
+  RowBlocks(const StoredRows& stored, size_t threads, RowTaker* taker) : stored_(stored), taker_(taker) {
     const size_t row_size = sizeof(int64_t) + stored.weight_size + stored.state_size;
     block_rows_ = std::max(kLeastBlockRows, static_cast<int64_t>(kBlockRowBytes / row_size));
     crcs_.resize(static_cast<size_t>((stored.rows + block_rows_ - 1) / block_rows_));
@@ -110,15 +110,21 @@ class RowBlocks {
     StoredCrcs& crcs = crcs_[task];
     fetch(stored_.ids_at + first * sizeof(int64_t), ids_size, ids, &crcs.ids);
     check(reinterpret_cast<const int64_t*>(ids), n);
-    fetch(stored_.weight_at + first * stored_.weight_size, n * stored_.weight_size, weight, &crcs.weight);
+    const auto* rows = reinterpret_cast<const int64_t*>(ids);
+    void* place = taker_->place(rows, static_cast<int64_t>(n));
+    fetch(stored_.weight_at + first * stored_.weight_size, n * stored_.weight_size, place == nullptr ? weight : place,
+          &crcs.weight);
     if (state_size != 0) fetch(stored_.state_at + first * stored_.state_size, state_size, state, &crcs.state);
-    take_(reinterpret_cast<const int64_t*>(ids), static_cast<int64_t>(n), weight,
-          state_size == 0 ? nullptr : reinterpret_cast<const float*>(state));
+    taker_->take(rows, static_cast<int64_t>(n), place == nullptr ? weight : nullptr,
+                 state_size == 0 ? nullptr : reinterpret_cast<const float*>(state));
   }
 
-  void fetch(uint64_t offset, size_t size, char* to, uint32_t* crc) const {
-    const int code = read_piece(stored_.fd, offset, size, to, crc);
-    if (code != 0) throw IoError(code, std::generic_category().message(code), stored_.path);
+  void fetch(uint64_t offset, size_t size, void* to, uint32_t* crc) const {
+    for (size_t done = 0; done < size; done += kPiece) {
+      const int code =
+          read_piece(stored_.fd, offset + done, std::min(kPiece, size - done), static_cast<char*>(to) + done, crc);
+      if (code != 0) throw IoError(code, std::generic_category().message(code), stored_.path);
+    }
   }
 
   void check(const int64_t* ids, size_t n) const {
@@ -130,7 +136,7 @@ class RowBlocks {
   }
 
   const StoredRows& stored_;
-  const TakeRows& take_;
+  RowTaker* const taker_;
   int64_t block_rows_ = 0;
   size_t memory_size_ = 0;  // bytes a thread, for one block
   std::unique_ptr<char[]> memory_;
@@ -169,10 +175,10 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
   return results;
 }
 
-StoredCrcs read_rows(const StoredRows& stored, int threads, const TakeRows& take) {
+StoredCrcs read_rows(const StoredRows& stored, int threads, RowTaker* taker) {
   const size_t bytes = static_cast<size_t>(stored.rows) * (sizeof(int64_t) + stored.weight_size + stored.state_size);
   const size_t used = threads_for(bytes, threads);
-  RowBlocks blocks(stored, used, take);
+  RowBlocks blocks(stored, used, taker);
   run_blocks(blocks.tasks(), used, [&](size_t task, size_t thread) { blocks.run(task, thread); });
   return blocks.finish();
 }

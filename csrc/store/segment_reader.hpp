@@ -42,12 +42,21 @@ struct StoredCrcs {
   uint32_t state = 0;
 };
 
-// Called by several threads at once.
-using TakeRows = std::function<void(const int64_t* ids, int64_t n, const void* weight, const float* state)>;
+// Where rows go; called by several threads at once.
+class RowTaker {
+ public:
+  virtual ~RowTaker() = default;
 
-// Hands all rows to `take`, block by block in any order, from memory that is small enough to stay in cache, and
-// returns the checksums of what was read. Throws IoError; std::out_of_range for an id outside [begin, end), of whose
-// block nothing was handed on; and what `take` throws. Some blocks may have been handed on then.
-StoredCrcs read_rows(const StoredRows& stored, int threads, const TakeRows& take);
+  // The memory that the weights of these rows are to be read to, if it is one piece; else nullptr.
+  virtual void* place(const int64_t* ids, int64_t n) = 0;
+
+  // Takes a block of rows; weight is nullptr where it was read to its place.
+  virtual void take(const int64_t* ids, int64_t n, const void* weight, const float* state) = 0;
+};
+
+// Hands all rows on, block by block in any order, from memory that is small enough to stay in cache, and returns the
+// checksums of what was read. Throws IoError; std::out_of_range for an id outside [begin, end), of whose block nothing
+// was handed on; and what the taker throws. Some blocks may have been handed on or read to their place then.
+StoredCrcs read_rows(const StoredRows& stored, int threads, RowTaker* taker);
 
 }  // namespace cpr::store

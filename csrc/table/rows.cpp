@@ -82,8 +82,10 @@ void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const 
         __builtin_prefetch(weight_bytes_of(view, ahead), 1);
       }
       const int64_t row = rows[i] - view.row_offset;
-      __builtin_memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes,
-                       static_cast<size_t>(bytes));
+      if (weight != nullptr) {  // else the rows have it already
+        __builtin_memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes,
+                         static_cast<size_t>(bytes));
+      }
       if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
       t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, 0.0F, &delta);
     }

@@ -144,6 +144,7 @@ def test_v13_killed_while_removing_keeps_the_newest_point(tmp_path: Path) -> Non
     want = restored(CheckpointStore(tmp_path / "old"))
     for at in range(count + 1):
         store = CheckpointStore(tmp_path / str(at))
+        assert verify(store.path) == []
         assert restored(store) == restored(store, "running") == want
         for point in store.points():
             point.plan().verify()
