@@ -238,7 +238,7 @@ class Collection:
         """
     def mark_dirty_nonzero(self, table: int, grad: TensorRef) -> int:
         """Announce that the rows were written for which the dense gradient [num_embeddings, dim] (any float
-        dtype) has an element other than 0; returns their number.
+        dtype) has an element other than +0.0; returns their number.
         """
     def lookup(
         self,

@@ -66,7 +66,6 @@ class Call:
         module, batch = self.module, self.batch()
         check_rank_local(module)
         weights = module._synced()
-        self._batch = None
         updated = module._engine.update(
             batch,
             describe(grad),
@@ -74,6 +73,7 @@ class Call:
             grad_scale=module._grad_scale,
             frozen=self.frozen,
         )
+        self._batch = None
         if updated:
             module._written(weights, self.frozen)
             self.tracked()

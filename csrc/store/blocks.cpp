@@ -1,8 +1,8 @@
 #include "store/blocks.hpp"
 
 #include <atomic>
+#include <exception>
 #include <memory>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -42,8 +42,8 @@ void run_blocks(size_t tasks, size_t threads, std::function<void(size_t, size_t)
   try {
     for (size_t helper = 1; helper < threads; ++helper)
       std::thread([blocks, helper] { blocks->work(helper); }).detach();
-  } catch (const std::system_error&) {
-    // No thread to be had: this one does what is left.
+  } catch (const std::exception&) {
+    // No thread or no memory for one to be had: this one does what is left.
   }
   blocks->work(0);
   blocks->wait();

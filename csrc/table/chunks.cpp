@@ -135,6 +135,7 @@ void Snapshot::split(StagingPtr buffer) {
       const int64_t j = order[static_cast<size_t>(i)];
       to.rows[i] = from.rows[j];
       to.words[i] = from.words[j];
+      if (format.drift) to.drift[i] = from.drift[j];
       std::copy_n(from.state + j * format.state_size, format.state_size, to.state + i * format.state_size);
       std::copy_n(from.weight + j * weight_bytes(format), weight_bytes(format), to.weight + i * weight_bytes(format));
     }

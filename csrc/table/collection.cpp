@@ -147,6 +147,7 @@ void Collection::bind_weight(int64_t index, void* weight, std::shared_ptr<void> 
 
 void Collection::bind_state(int64_t index, const std::vector<StateArray>& arrays, std::shared_ptr<void> owner) {
   check_owner("bind_state");
+  std::shared_ptr<void> old = table(index).state_owner();  // let go after the lock: it may be Python's
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("bind_state");
   table(index).bind_state(arrays, std::move(owner));

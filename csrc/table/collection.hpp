@@ -85,7 +85,7 @@ class Collection {
 
   void mark_dirty(int64_t table, const int64_t* global_rows, int64_t n);
   void mark_all_dirty(int64_t table);
-  // Marks the rows where a dense gradient [rows, dim] of `dtype` has an element other than 0; returns their number.
+  // Marks the rows where a dense gradient [rows, dim] of `dtype` has an element other than +0; returns their number.
   int64_t mark_dirty_nonzero(int64_t table, const void* grad, DType dtype);
   void bind_weight(int64_t table, void* weight, std::shared_ptr<void> owner);
   void bind_state(int64_t table, const std::vector<StateArray>& arrays, std::shared_ptr<void> owner);

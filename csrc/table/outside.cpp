@@ -24,12 +24,12 @@ void mark_row(const TableView& view, int64_t row, TrackerDelta* delta) {
   delta->dirty += (word & kDirtyBit) == 0 ? 1 : 0;
 }
 
-// Whether any of `n` items has a bit set beside its sign.
+// Whether any of `n` items has a bit set: -0.0 counts too, for w - lr * -0.0 makes a weight of -0.0 positive.
 template <typename Bits>
 bool any_nonzero(const void* values, int64_t n) {
   const Bits* items = static_cast<const Bits*>(values);
   Bits any = 0;
-  for (int64_t i = 0; i < n; ++i) any |= static_cast<Bits>(items[i] << 1);
+  for (int64_t i = 0; i < n; ++i) any |= items[i];
   return any != 0;
 }
 

@@ -183,9 +183,11 @@ void Snapshot::abort() {
   complete();
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   if (status_ == Status::kAborted) return;
-  for (const StagingPtr& buffer : sealed_) log_buffer(*buffer);
-  sealed_.clear();
-  num_sealed_.store(0, std::memory_order_release);
+  while (!sealed_.empty()) {  // one by one: an abort that runs out of memory may be repeated
+    log_buffer(*sealed_.front());
+    sealed_.pop_front();
+    num_sealed_.fetch_sub(1, std::memory_order_release);
+  }
   chunks_.clear();
   for (TableTask& task : tables_) {
     task.part.table->enter_deferred();

@@ -47,6 +47,7 @@ class Table {
 
   // Optimizer state of the caller's, in place of what was bound before.
   void bind_state(const std::vector<StateArray>& arrays, std::shared_ptr<void> owner);
+  std::shared_ptr<void> state_owner() const { return state_owner_; }
 
   // Initial weight and state of local rows [begin, end): a function of seed, table name and global row. Rows in memory
   // of the caller's (external) have no initial values and stay as they are.

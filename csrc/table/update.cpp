@@ -230,13 +230,13 @@ int64_t Collection::gradient(Batch* batch, const void* grad, int64_t index, int6
   check_owner("gradient");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "gradient");
-  if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
-  batch->counted = true;
   std::vector<bool> others(tables_.size(), true);
   others[static_cast<size_t>(index)] = false;
   const std::vector<Unit> units = plan_units(batch, 1, others);
+  if (!units.empty()) reserve_staging(*batch);
+  if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
+  batch->counted = true;
   if (units.empty()) return 0;
-  reserve_staging(*batch);
   cpu::UpdateArgs args = update_args(batch, index, grad);
   args.optimizer = Optimizer::kNone;
   args.out_rows = rows;
