@@ -28,6 +28,7 @@ def broken(file: SegmentFile) -> SegmentFile:
 
 
 def test_calls_run_side_by_side_and_one_error_is_raised_when_all_have_ended() -> None:
+    before = set(threading.enumerate())
     workers = Workers(2)
     meeting = threading.Barrier(2, timeout=10)
     ended: list[int] = []
@@ -46,7 +47,7 @@ def test_calls_run_side_by_side_and_one_error_is_raised_when_all_have_ended() ->
     assert workers.run([]) == []
     workers.close()
     workers.close()
-    assert not any(thread.name == "cpr-sync" for thread in threading.enumerate())
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "cpr-sync"]
 
 
 def test_no_thread_is_left_when_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
