@@ -66,7 +66,7 @@ bench-check: $(VENV)/test.stamp  ## the benchmarks once, with timing off: only t
 # sanitizer. Forks of a process with threads are not for ThreadSanitizer, and comparing instruction sets tells it nothing.
 asan: SANITIZER := address,undefined
 asan: RUNTIME := libasan.so libstdc++.so
-asan: SELECT := -k "not without_memory and not v9 and not kinds"
+asan: SELECT := -k "not without_memory and not v9 and not every_kernel"
 asan: export ASAN_OPTIONS := detect_leaks=0
 asan: export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
 tsan: SANITIZER := thread

@@ -125,7 +125,7 @@ def digest_of(cases: str, isa: str, threads: int) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("cases", [DIMENSIONS, KINDS], ids=["dimensions", "kinds"])
+@pytest.mark.parametrize("cases", [DIMENSIONS, KINDS], ids=["dimensions", "every_kernel"])
 def test_same_bits_on_every_instruction_set_and_thread_count(cases: str) -> None:
     runs = [(isa, 1) for isa in supported_isas()] + [(supported_isas()[-1], n) for n in (2, 5)]
     digests = {run: digest_of(cases, *run) for run in runs}
