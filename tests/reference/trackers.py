@@ -11,7 +11,7 @@ MAX_COUNT = 2**27 - 1
 
 
 def add_counts(counts: NDArray[np.uint32], ids: IntArray) -> None:
-    """Add the multiplicity of each row in `ids` to `counts` ([n]) in place, saturating at 2^29 - 1."""
+    """Add the multiplicity of each row in `ids` to `counts` ([n]) in place, saturating at 2^27 - 1."""
     multiplicity = np.bincount(ids, minlength=len(counts)).astype(np.int64)
     counts[:] = np.minimum(counts.astype(np.int64) + multiplicity, MAX_COUNT).astype(np.uint32)
 
