@@ -74,7 +74,7 @@ class _Loader:
         """Write rows of one table straight from their file."""
         index = self._tables[stored.table]
         if index in self._seen:
-            rows = stored.read().rows
+            rows = stored.ids()
             mark_rows(describe(rows), *self._ranges[index], describe(self._seen[index]))
         stored.load(self._engine, index, dirty=priority and self._dirty, threads=self._threads)
 

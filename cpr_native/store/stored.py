@@ -34,7 +34,7 @@ class TableRows:
 class StoredRows:
     """`count` rows of one table in a segment of `shard`, still in the file, which was checked once.
 
-    Both ways to them check again what they read, and that it is of rows [begin, end).
+    All ways to them check again what they read, and that it is of rows [begin, end).
     """
 
     segment: OpenSegment
@@ -46,21 +46,26 @@ class StoredRows:
 
     def read(self) -> TableRows:
         """Returns the rows; raises CorruptionError, OSError."""
-        kinds = [
-            kind for kind in ("rows", "weight", "state") if f"{self.table}.{kind}" in self.segment.tensors
-        ]
-        arrays: dict[str, NDArray[Any]] = {}
-        for kind in kinds:
-            name = f"{self.table}.{kind}"
-            tensor = self.segment.tensors[name]
-            data = np.empty(tensor.size, np.uint8)
-            section = (self.segment.descriptor, tensor.begin, tensor.size, describe(data))
-            self.segment.check_crc(name, _native.read_sections([section], 1)[0])
-            arrays[kind] = data.view(ARRAYS[tensor.code]).reshape(tensor.shape)
+        has_state = f"{self.table}.state" in self.segment.tensors
+        return TableRows(
+            rows=self.ids(), weight=self._array("weight"), state=self._array("state") if has_state else None
+        )
+
+    def ids(self) -> NDArray[np.int64]:
+        """Returns the global ids of the rows, [count], in fresh memory; raises what `read` raises."""
+        rows = self._array("rows")
         with self._naming_rows():
             seen = np.zeros((self.end - self.begin + 7) // 8, np.uint8)
-            _native.mark_rows(describe(arrays["rows"]), self.begin, self.end, describe(seen))
-        return TableRows(rows=arrays["rows"], weight=arrays["weight"], state=arrays.get("state"))
+            _native.mark_rows(describe(rows), self.begin, self.end, describe(seen))
+        return rows
+
+    def _array(self, kind: str) -> NDArray[Any]:
+        name = f"{self.table}.{kind}"
+        tensor = self.segment.tensors[name]
+        data = np.empty(tensor.size, np.uint8)
+        section = (self.segment.descriptor, tensor.begin, tensor.size, describe(data))
+        self.segment.check_crc(name, _native.read_sections([section], 1)[0])
+        return data.view(ARRAYS[tensor.code]).reshape(tensor.shape)
 
     def load(self, engine: _native.Collection, table: int, *, dirty: bool, threads: int) -> None:
         """Writes the rows into table number `table` of `engine`, block by block from the file.

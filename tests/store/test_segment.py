@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from store_cases import PLACEMENT, SCHEMA, Model, flip, read_rows
+from store_cases import PLACEMENT, SCHEMA, Model, flip, place, read_rows
 
 from cpr_native import _native
 from cpr_native._tensor import describe
@@ -20,6 +20,7 @@ from cpr_native.store.segment import SegmentPart
 from cpr_native.store.segment import write_dense as create_dense
 from cpr_native.store.segment import write_rows as create_rows
 from cpr_native.store.segment_reader import read_dense, read_tensors
+from cpr_native.store.stored import stored_rows
 
 
 def write_rows(
@@ -269,6 +270,16 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes((tmp_path / "a").read_bytes()[:-1])
     with pytest.raises(CorruptionError, match=f"expected {record.size} bytes, got {record.size - 1}"):
         read_tensors(tmp_path / "short", record)
+
+
+def test_ids_are_read_without_their_rows(tmp_path: Path) -> None:
+    record = write_rows(tmp_path / "a", some_parts(), {})
+    flip(tmp_path / "a", record.size - 1)
+    with stored_rows(tmp_path / "a", record, SCHEMA, PLACEMENT, 0) as tables:
+        assert [stored.ids().tolist() for stored in tables] == [[0, 3, 5, 6], [1]]
+        flip(tmp_path / "a", place(tmp_path / "a", "user.rows"))
+        with pytest.raises(CorruptionError, match=r"'user.rows': CRC-32C differs"):
+            tables[0].ids()
 
 
 def test_rows_of_another_shard_or_count_are_refused(tmp_path: Path) -> None:
