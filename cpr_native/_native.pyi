@@ -90,6 +90,9 @@ class Selection:
     def most_drifted(rows: int) -> Selection: ...
     @staticmethod
     def sampled() -> Selection: ...
+    @staticmethod
+    def rows(mask: NDArray[np.bool_]) -> Selection:
+        """The rows where `mask`, bool [num_embeddings], is true; it is copied."""
 
 class Chunk:
     """Rows of one table and one shard; arrays are read-only views of the staging memory."""

@@ -1,19 +1,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-import cpr_native.policy
+from cpr_native._native import Selection
 from cpr_native.data import KAGGLE_TABLE_SIZES
 from cpr_native.overhead import KAGGLE, plan
 from cpr_native.policy import (
     Delta,
+    Drift,
     Full,
     Mfu,
     Partial,
     Policy,
+    Random,
+    RoundRobin,
+    Scar,
     Ssu,
+    _complete,
+    _contract,
+    _priority,
     clears_dirty,
     exact_selections,
     prioritised_tables,
@@ -43,32 +53,71 @@ class Named:
         return "sampled"
 
     @staticmethod
+    def none() -> str:
+        return "none"
+
+    @staticmethod
     def most_used(rows: int) -> str:
         return f"most_used {rows}"
+
+    @staticmethod
+    def most_drifted(rows: int) -> str:
+        return f"most_drifted {rows}"
+
+    @staticmethod
+    def rows(mask: NDArray[np.bool_]) -> str:
+        return f"rows {np.flatnonzero(mask).tolist()} of {len(mask)}"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    number: int = 0
+    tables: tuple[tuple[float, ...], ...] = ()
+
+    def changes(self, table: int) -> NDArray[np.float32]:
+        return np.array(self.tables[table], np.float32)
+
+
+PRIORITY = (Mfu(), Ssu(), Scar(), Drift(), Random(), RoundRobin())
+POLICIES: tuple[Policy, ...] = (
+    Full(),
+    Delta(),
+    Delta(recovery="partial"),
+    Partial(),
+    Partial(small_tables_fraction=0.125),
+    *PRIORITY,
+)
 
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpr_native.policy, "Selection", Named)
+    for module in (_contract, _complete, _priority):
+        monkeypatch.setattr(module, "Selection", Named)
 
 
 def tables(*rows: int) -> list[Rows]:
     return [Rows(count) for count in rows]
 
 
-@pytest.mark.parametrize("policy", [Full(), Delta(), Partial(), Mfu(), Ssu()])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_policies_follow_the_protocol(policy: Policy) -> None:
     assert isinstance(policy, Policy)
 
 
 def test_names_and_recovery() -> None:
-    kinds = {policy.name: policy.recovery for policy in (Full(), Delta(), Partial(), Mfu(), Ssu())}
+    kinds = {policy.name: policy.recovery for policy in POLICIES}
     assert kinds == {
         "full": "full",
         "delta": "full",
+        "delta_partial": "partial",
         "partial": "partial",
+        "partial_small": "partial",
         "mfu": "partial",
         "ssu": "partial",
+        "scar": "partial",
+        "drift": "partial",
+        "random": "partial",
+        "round_robin": "partial",
     }
 
 
@@ -78,13 +127,24 @@ def test_intervals_come_from_the_plan() -> None:
     assert Partial().interval_hours(PLAN) == PLAN.partial_interval_hours
     assert Mfu().interval_hours(PLAN) == PLAN.partial_interval_hours / 8
     assert Ssu(fraction=0.25).interval_hours(PLAN) == PLAN.partial_interval_hours / 4
+    for policy in PRIORITY:
+        assert policy.interval_hours(PLAN) == PLAN.partial_interval_hours / 8
+    eighth = Delta(recovery="partial", interval_fraction=0.125)
+    assert eighth.interval_hours(PLAN) == PLAN.partial_interval_hours / 8
+    assert Delta(recovery="partial").interval_hours(PLAN) == PLAN.partial_interval_hours
+    small = Partial(small_tables_fraction=0.125)
+    assert small.interval_hours(PLAN) == PLAN.partial_interval_hours / 8
+    assert Partial(small_tables_fraction=0.3).interval_hours(PLAN) == PLAN.partial_interval_hours / 3
 
 
 def test_kinds() -> None:
     assert [Full().kind(number) for number in range(2)] == ["base", "base"]
     assert [Partial().kind(number) for number in range(2)] == ["base", "base"]
     assert [Delta(base_every=3).kind(number) for number in range(6)] == ["delta", "delta", "base"] * 2
-    assert [Mfu().kind(0), Ssu().kind(1)] == ["priority", "priority"]
+    assert {policy.kind(number) for policy in PRIORITY for number in range(9)} == {"priority"}
+    small = Partial(small_tables_fraction=1 / 3)
+    assert [small.kind(number) for number in range(6)] == ["priority", "priority", "base"] * 2
+    assert [Partial(small_tables_fraction=1.0).kind(number) for number in range(2)] == ["base", "base"]
 
 
 def test_only_priority_keeps_dirty_bits() -> None:
@@ -107,8 +167,8 @@ def test_prioritised_tables_hold_the_share() -> None:
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
 def test_exact_saves_take_every_table(kind: str) -> None:
-    for policy in (Full(), Delta(), Partial(), Mfu(), Ssu()):
-        assert len(policy.selections(tables(5, 500), kind)) == 2
+    for policy in POLICIES:
+        assert len(policy.selections(tables(5, 500), kind, Ranked())) == 2
 
 
 @pytest.mark.usefixtures("named")
@@ -116,26 +176,68 @@ def test_selections_of_each_kind() -> None:
     chosen = tables(4, 1000)
     assert exact_selections(chosen, "base") == ["all", "all"]
     assert exact_selections(chosen, "delta") == ["dirty", "dirty"]
-    assert Mfu().selections(chosen, "priority") == ["all", "most_used 125"]
-    assert Ssu().selections(chosen, "priority") == ["all", "sampled"]
+    assert Mfu().selections(chosen, "priority", Ranked()) == ["all", "most_used 125"]
+    assert Ssu().selections(chosen, "priority", Ranked()) == ["all", "sampled"]
+    assert Drift().selections(chosen, "priority", Ranked()) == ["all", "most_drifted 125"]
+    small = Partial(small_tables_fraction=0.5)
+    assert small.selections(chosen, "priority", Ranked()) == ["all", "none"]
+    assert Delta(recovery="partial").selections(chosen, "delta", Ranked()) == ["dirty", "dirty"]
+
+
+@pytest.mark.usefixtures("named")
+def test_scar_takes_the_farthest_rows_and_none_that_stayed() -> None:
+    policy = Scar(fraction=0.5, row_share=1.0)
+    changes = ((0.5, 3.0, 0.0, 3.0, 1.0, 2.0), (0.0, 0.0, 7.0, 0.0), (4.0, 1.0, 4.0, 4.0))
+    assert policy.selections(tables(6, 4, 4), "priority", Ranked(0, changes)) == [
+        "rows [1, 3, 5] of 6",
+        "rows [2] of 4",
+        "rows [0, 2] of 4",
+    ]
+
+
+@pytest.mark.usefixtures("named")
+def test_random_rows_depend_on_seed_number_and_table_alone() -> None:
+    chosen = tables(40, 40)
+
+    def rows(seed: int, number: int) -> list[Selection]:
+        return Random(seed=seed, row_share=1.0).selections(chosen, "priority", Ranked(number))
+
+    first = rows(1, 0)
+    assert first == rows(1, 0)
+    assert first[0] != first[1]
+    assert len({str(rows(seed, number)[0]) for seed in range(3) for number in range(3)}) == 9
+
+
+@pytest.mark.usefixtures("named")
+def test_round_robin_goes_on_where_the_save_before_ended() -> None:
+    policy = RoundRobin(fraction=0.4, row_share=1.0)
+    saves = [policy.selections(tables(10), "priority", Ranked(number))[0] for number in range(4)]
+    assert saves == [
+        "rows [0, 1, 2, 3] of 10",
+        "rows [4, 5, 6, 7] of 10",
+        "rows [0, 1, 8, 9] of 10",
+        "rows [2, 3, 4, 5] of 10",
+    ]
+    whole = RoundRobin(fraction=1.0)
+    assert whole.selections(tables(3), "priority", Ranked(5)) == ["rows [0, 1, 2] of 3"]
 
 
 @pytest.mark.usefixtures("named")
 def test_quota_is_rounded_down_and_at_least_one() -> None:
-    assert Mfu().selections(tables(15, 15), "priority") == ["most_used 1"] * 2
-    assert Mfu().selections(tables(3), "priority") == ["most_used 1"]
+    assert Mfu().selections(tables(15, 15), "priority", Ranked()) == ["most_used 1"] * 2
+    assert Mfu().selections(tables(3), "priority", Ranked()) == ["most_used 1"]
 
 
 def test_policies_without_ranking_refuse_priority() -> None:
-    for policy in (Full(), Delta(), Partial()):
+    for policy in (Full(), Delta(), Delta(recovery="partial"), Partial()):
         with pytest.raises(ValueError, match="needs a policy that ranks rows"):
-            policy.selections(tables(5), "priority")
+            policy.selections(tables(5), "priority", Ranked())
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5])
 @pytest.mark.parametrize("name", ["fraction", "row_share"])
-@pytest.mark.parametrize("kind", [Mfu, Ssu])
-def test_bad_fractions_raise(kind: type[Mfu] | type[Ssu], name: str, value: float) -> None:
+@pytest.mark.parametrize("kind", [type(policy) for policy in PRIORITY])
+def test_bad_fractions_raise(kind: type[Mfu], name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}: {name} must be in \(0, 1\]"):
         kind(**{name: value})
 
@@ -147,6 +249,27 @@ def test_name_and_recovery_are_of_the_kind_of_policy() -> None:
         Full(name="mine")  # type: ignore[call-arg]
 
 
-def test_base_every_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="base_every must be at least 1, got 0"):
-        Delta(base_every=0)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_every": 0}, "base_every must be at least 1, got 0"),
+        ({"recovery": "none"}, "recovery must be 'full' or 'partial', got 'none'"),
+        (
+            {"recovery": "partial", "interval_fraction": 0.0},
+            r"interval_fraction must be in \(0, 1\], got 0.0",
+        ),
+        ({"interval_fraction": 0.5}, "full recovery has its own and takes 1, got 0.5"),
+    ],
+)
+def test_bad_settings_of_delta_raise(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Delta(**settings)
+
+
+def test_other_bad_settings_raise() -> None:
+    with pytest.raises(ValueError, match=r"Partial: small_tables_fraction must be in \(0, 1\], got 2"):
+        Partial(small_tables_fraction=2)
+    with pytest.raises(ValueError, match=r"Partial: row_share must be in \(0, 1\], got 0"):
+        Partial(row_share=0)
+    with pytest.raises(ValueError, match="Random: seed must be at least 0, got -1"):
+        Random(seed=-1)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpr_native.policy import Policy, SaveKind, clears_dirty
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState
@@ -24,6 +27,17 @@ class Cut:
     step: int
     samples: int
     info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Priorities:
+    """What a policy may ask at a save; see `cpr_native.policy.Ranking`."""
+
+    number: int
+
+    def changes(self, table: int) -> NDArray[np.float32]:
+        """Raise ValueError."""
+        raise ValueError(f"table {table}: there is no copy of its rows as last saved")
 
 
 class Saves:
@@ -120,7 +134,7 @@ class Saves:
         if self._needs_base or not writer.permits(kind):
             kind = "base"
         started = perf_counter()
-        selections = self._policy.selections(self._engine.tables, kind)
+        selections = self._policy.selections(self._engine.tables, kind, Priorities(self.due_saves))
         scalars = self._tables.module.optimizer_scalars()
         save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:

@@ -197,6 +197,9 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
     require((kind != Select::kDirty || spec.track_dirty) && (kind != Select::kMostUsed || spec.track_mfu) &&
                 (kind != Select::kSampled || spec.track_ssu) && (kind != Select::kMostDrifted || spec.track_drift),
             "selections: table '" + spec.name + "' doesn't track what its selection asks for");
+    require(kind != Select::kRows || selections[t].mask->num_rows == spec.num_embeddings,
+            "selections: mask of table '" + spec.name + "': expected [" + std::to_string(spec.num_embeddings) +
+                "], got [" + (kind == Select::kRows ? std::to_string(selections[t].mask->num_rows) : "") + "]");
   }
   py::gil_scoped_release release;
   return SnapshotHandle(c.begin(selections, clears_dirty, shard_rows, blocking));

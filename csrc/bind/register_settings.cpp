@@ -1,4 +1,5 @@
 // Values that calls of a collection take and give: tables, batches, selections.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <bit>
@@ -65,6 +66,26 @@ const char* pooling_name(Pooling pooling) {
                                      : "none";
 }
 
+SelectionRequest select_rows(const py::array& mask) {
+  if (mask.dtype().kind() != 'b') {
+    throw py::type_error("mask: expected dtype bool, got " + std::string(py::str(mask.dtype())));
+  }
+  require(mask.ndim() == 1, "mask: expected 1 dimension, got " + std::to_string(mask.ndim()));
+  const auto taken = mask.unchecked<uint8_t, 1>();
+  auto rows = std::make_shared<RowMask>();
+  rows->num_rows = taken.shape(0);
+  rows->bits.resize(static_cast<size_t>((rows->num_rows + 7) / 8));
+  for (int64_t row = 0; row < rows->num_rows; ++row) {
+    if (taken(row) == 0) continue;
+    rows->bits[static_cast<size_t>(row >> 3)] |= static_cast<uint8_t>(1 << (row & 7));
+    ++rows->num_taken;
+  }
+  SelectionRequest request;
+  request.kind = Select::kRows;
+  request.mask = std::move(rows);
+  return request;
+}
+
 }  // namespace
 
 void register_settings(py::module_& m) {
@@ -90,10 +111,11 @@ void register_settings(py::module_& m) {
     return SelectionRequest{kind, rows};
   };
   py::class_<SelectionRequest>(m, "Selection")
-      .def_static("none", [] { return SelectionRequest{Select::kNone, 0}; })
-      .def_static("all", [] { return SelectionRequest{Select::kAll, 0}; })
-      .def_static("dirty", [] { return SelectionRequest{Select::kDirty, 0}; })
-      .def_static("sampled", [] { return SelectionRequest{Select::kSampled, 0}; })
+      .def_static("none", [] { return SelectionRequest{Select::kNone}; })
+      .def_static("all", [] { return SelectionRequest{Select::kAll}; })
+      .def_static("dirty", [] { return SelectionRequest{Select::kDirty}; })
+      .def_static("sampled", [] { return SelectionRequest{Select::kSampled}; })
+      .def_static("rows", &select_rows, py::arg("mask"))
       .def_static(
           "most_used", [highest](int64_t rows) { return highest(Select::kMostUsed, rows); }, py::arg("rows"))
       .def_static(

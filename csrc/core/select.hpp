@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/hash.hpp"
 #include "core/word.hpp"
@@ -8,7 +9,14 @@
 // What a snapshot takes of one table, as a function of a row's word at `begin`.
 namespace cpr {
 
-enum class Select : uint8_t { kNone, kAll, kDirty, kMostUsed, kSampled, kMostDrifted };
+enum class Select : uint8_t { kNone, kAll, kDirty, kMostUsed, kSampled, kMostDrifted, kRows };
+
+// The rows that kRows takes: bit `row % 8` of byte `row / 8`, by local row.
+struct RowMask {
+  int64_t num_rows = 0;
+  int64_t num_taken = 0;
+  std::vector<uint8_t> bits;
+};
 
 struct SelectRule {
   Select kind = Select::kNone;
@@ -18,6 +26,7 @@ struct SelectRule {
   int bucket = 0;
   uint64_t boundary = 0;
   uint64_t key = 0;
+  const uint8_t* mask = nullptr;  // kRows: bits of a RowMask, kept alive by the snapshot
 };
 
 // The word after the row was settled: a taken row starts counting and drifting anew.
@@ -28,7 +37,12 @@ CPR_INLINE uint32_t settled_word(const SelectRule& rule, uint32_t parity_bit, ui
   return (flipped & (rule.clears_dirty ? kParityBits : (kParityBits | kDirtyBit))) | kVoidDriftBit;
 }
 
-CPR_INLINE uint32_t parity_bit_of(Select kind) { return kind == Select::kAll ? kBaseParityBit : kParityBit; }
+// kRows may take a clean row, whose parity of the other kind says nothing.
+CPR_INLINE uint32_t parity_bit_of(Select kind) {
+  return kind == Select::kAll || kind == Select::kRows ? kBaseParityBit : kParityBit;
+}
+
+CPR_INLINE bool is_in_mask(const uint8_t* mask, int64_t row) { return (mask[row >> 3] >> (row & 7) & 1) != 0; }
 
 CPR_INLINE bool is_above(const SelectRule& rule, int32_t bucket, int64_t row) {
   if (bucket != rule.bucket) return bucket > rule.bucket;

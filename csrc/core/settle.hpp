@@ -24,6 +24,8 @@ CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t 
       return is_above(rule, count_bucket(word & kCountMask), row);
     case Select::kMostDrifted:
       return is_above(rule, drift_bucket(drift), row);
+    case Select::kRows:
+      return is_in_mask(rule.mask, row);
     case Select::kNone:
       break;
   }

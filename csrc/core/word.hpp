@@ -22,8 +22,9 @@ struct alignas(16) DriftMeta {
 };
 static_assert(sizeof(DriftMeta) == 16);
 
-// Which snapshot settled the row last, modulo 2: of those that choose rows, and of those that take all. A row that no
-// rule would choose may have any parity of the first kind: the walk passes it over. Every other row has the table's.
+// Which snapshot settled the row last, modulo 2: of those that choose rows by their trackers, and of those that take
+// all or named ones. A row that no rule of trackers would choose may have any parity of the first kind: the walk passes
+// it over. Every other row has the table's.
 inline constexpr uint32_t kParityBit = 1U << 31;
 inline constexpr uint32_t kBaseParityBit = 1U << 27;
 inline constexpr uint32_t kParityBits = kParityBit | kBaseParityBit;

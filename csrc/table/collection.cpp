@@ -184,6 +184,12 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
     if (request.kind == Select::kMostUsed || request.kind == Select::kMostDrifted) {
       part.rule = part.table->highest(request.kind, request.rows, sequence, &part.expected_rows);
     }
+    if (request.kind == Select::kRows) {
+      part.mask = request.mask;
+      part.expected_rows = request.mask->num_taken;
+      part.rule.mask = request.mask->bits.data();
+      if (part.expected_rows == 0) part.rule.kind = Select::kNone;
+    }
     part.rule.clears_dirty = clears_dirty;
     part.shard_rows = shard_rows.empty() ? 0 : shard_rows[static_cast<size_t>(t)];
     parts.push_back(part);

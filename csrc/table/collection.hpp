@@ -33,7 +33,8 @@ struct LookupInput {
 
 struct SelectionRequest {
   Select kind = Select::kNone;
-  int64_t rows = 0;  // kMostUsed, kMostDrifted
+  int64_t rows = 0;                               // kMostUsed, kMostDrifted
+  std::shared_ptr<const RowMask> mask = nullptr;  // kRows
 };
 
 // Several tables that are looked up, updated and saved together.

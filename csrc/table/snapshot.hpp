@@ -39,6 +39,7 @@ class Snapshot {
   struct Part {
     Table* table = nullptr;
     SelectRule rule;
+    std::shared_ptr<const RowMask> mask;  // of the rule, for kRows
     int64_t expected_rows = 0;
     int64_t shard_rows = 0;  // local rows per shard; 0: one shard
   };

@@ -10,7 +10,7 @@ from cpr_native._native import Selection
 from cpr_native._tensor import describe
 
 ROWS = 3000
-KINDS = ("all", "dirty", "sampled", "most_used", "most_drifted")
+KINDS = ("all", "dirty", "sampled", "most_used", "most_drifted", "rows")
 
 
 class Model:
@@ -52,7 +52,9 @@ def test_no_row_is_missed_or_taken_twice(seed: int) -> None:
         listed = engine.native.sampled_rows(0)
         weight = engine.native.weight(0).copy()
         most = kind.startswith("most")
-        selection = getattr(Selection, kind)(40) if most else getattr(Selection, kind)()
+        named = rng.random(ROWS) < rng.choice([0.01, 0.5])
+        given = (40,) if most else (named,) if kind == "rows" else ()
+        selection = getattr(Selection, kind)(*given)
         snapshot = engine.begin(selection, clears_dirty=kind in ("all", "dirty"))
         before = (model.dirty.copy(), model.counts.copy())
         model.dirty[:] = False
@@ -62,6 +64,7 @@ def test_no_row_is_missed_or_taken_twice(seed: int) -> None:
         taken = drain(snapshot, 1)[0]
         expected = {
             "all": np.arange(ROWS), "dirty": np.flatnonzero(dirty), "sampled": listed,
+            "rows": np.flatnonzero(named),
         }  # fmt: skip
         if kind in expected:
             assert np.array_equal(taken.rows, expected[kind])
