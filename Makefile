@@ -19,7 +19,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench bench-check asan tsan develop clean
+.PHONY: help demo test levels symbols lint format types bench study study-small bench-check asan tsan develop clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,14 @@ types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native m
 # Under 15 minutes on two cores that do nothing else; tables and yardsticks of up to 14 GB.
 bench: $(VENV)/test.stamp  ## the benchmarks, timed; writes build/bench/engine.json and snapshot.json
 	$(BIN)/pytest bench --benchmark-only --timeout 600 $(ARGS)
+
+# Under 90 minutes on two cores that do nothing else; one that was stopped goes on where it was.
+#   make study DATA=path/to/train.txt     on a real Criteo file, else on generated samples
+study: $(VENV)/study.stamp  ## reproduce the CPR paper; writes docs/results/cpr.json, its page and plots
+	cd studies && ../$(BIN)/python -m cpr_study $(if $(DATA),--data '$(abspath $(DATA))') $(ARGS)
+
+study-small: $(VENV)/study.stamp  ## the whole study with few seeds and samples; writes to build/study
+	cd studies && ../$(BIN)/python -m cpr_study --small $(ARGS)
 
 bench-check: $(VENV)/test.stamp  ## the benchmarks once, with timing off: only their answers are checked
 	$(BIN)/pytest bench --benchmark-disable $(ARGS)
@@ -104,6 +112,10 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(INSTALL) -q "cpr-native[test]"
 	$(INSTALL) -q --no-deps $(YARDSTICKS)
+	@touch $@
+
+$(VENV)/study.stamp: $(VENV)/demo.stamp
+	$(INSTALL) -q "cpr-native[demo,study]"
 	@touch $@
 
 $(VENV)/lint.stamp: constraints.txt | $(BIN)/python

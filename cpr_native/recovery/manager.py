@@ -102,6 +102,11 @@ class RecoveryManager(DenseMembers):
         return self._saves.writer is not None
 
     @property
+    def saving(self) -> bool:
+        """Whether a save is in flight; the `step` or `flush` after its end enters it in `saves`."""
+        return self._saves.busy
+
+    @property
     def pls(self) -> float:
         """Portion of lost samples so far; under a priority policy lost lookups / all lookups of the job."""
         return self._losses.pls

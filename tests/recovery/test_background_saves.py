@@ -186,10 +186,12 @@ def test_due_save_waits_for_the_one_in_flight(tmp_path: Path, monkeypatch: pytes
             train_step(model, batch)
             manager.step(BATCH)
         assert manager.coalesced == 2
+        assert manager.saving
         assert not manager.save()
         assert manager.coalesced == 3
         gate.open()
         manager.flush()
+        assert not manager.saving
     train_step(model, batches(1)[0])
     manager.step(BATCH)
     manager.flush()
