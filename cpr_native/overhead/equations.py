@@ -12,13 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from cpr_native.overhead._checks import check_number
+
 Recovery = Literal["full", "partial"]
-
-
-def _check(owner: str, name: str, value: float, *, positive: bool) -> None:
-    if not math.isfinite(value) or value < 0 or (positive and value == 0):
-        wanted = "a finite number above 0" if positive else "a finite number of at least 0"
-        raise ValueError(f"{owner}: {name} must be {wanted}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +35,11 @@ class Costs:
     save_fixed: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("Costs", "save", self.save, positive=True)
+        check_number("Costs", "save", self.save, positive=True)
         for name in ("load", "reschedule", "load_partial", "reschedule_partial", "save_fixed"):
             value = getattr(self, name)
             if value is not None:
-                _check("Costs", name, value, positive=False)
+                check_number("Costs", name, value, positive=False)
         if self.save_fixed > self.save:
             raise ValueError(f"Costs: save_fixed must be at most save ({self.save}), got {self.save_fixed}")
 
@@ -75,8 +71,8 @@ class Job:
     failed_shards: int = 1
 
     def __post_init__(self) -> None:
-        _check("Job", "total_hours", self.total_hours, positive=True)
-        _check("Job", "mtbf_hours", self.mtbf_hours, positive=True)
+        check_number("Job", "total_hours", self.total_hours, positive=True)
+        check_number("Job", "mtbf_hours", self.mtbf_hours, positive=True)
         if self.shards < 1:
             raise ValueError(f"Job: shards must be at least 1, got {self.shards}")
         if not 1 <= self.failed_shards <= self.shards:
@@ -134,7 +130,7 @@ class Plan:
 
 def full_overhead(job: Job, costs: Costs, interval_hours: float) -> Overhead:
     """Overhead of full recovery: `O_save*T/T_save + (O_load + T_save/2 + O_res)*T/T_fail`, by cause."""
-    _check("full_overhead", "interval_hours", interval_hours, positive=True)
+    check_number("full_overhead", "interval_hours", interval_hours, positive=True)
     return Overhead(
         save=costs.save * job.total_hours / interval_hours,
         load=costs.load_of("full") * job.failures,
@@ -150,7 +146,7 @@ def partial_overhead(job: Job, costs: Costs, interval_hours: float, *, fraction:
     costs `costs.save_of(r)`; without a fixed part that is the same sum. Raises ValueError for `fraction`
     outside (0, 1].
     """
-    _check("partial_overhead", "interval_hours", interval_hours, positive=True)
+    check_number("partial_overhead", "interval_hours", interval_hours, positive=True)
     if not 0 < fraction <= 1:
         raise ValueError(f"partial_overhead: fraction must be in (0, 1], got {fraction}")
     return Overhead(
@@ -167,7 +163,7 @@ def optimal_full_interval(job: Job, costs: Costs) -> float:
 
 def expected_pls(job: Job, interval_hours: float) -> float:
     """Return the expected PLS, `0.5*k*T_save/(T_fail*N)`; too high as T_save nears the job's length."""
-    _check("expected_pls", "interval_hours", interval_hours, positive=True)
+    check_number("expected_pls", "interval_hours", interval_hours, positive=True)
     return 0.5 * job.failed_shards * interval_hours / (job.mtbf_hours * job.shards)
 
 
@@ -176,7 +172,7 @@ def expected_pls_in_job(job: Job, interval_hours: float) -> float:
 
     The mean of `t mod T_save` over [0, T] takes the place of the `T_save/2` of `expected_pls`.
     """
-    _check("expected_pls_in_job", "interval_hours", interval_hours, positive=True)
+    check_number("expected_pls_in_job", "interval_hours", interval_hours, positive=True)
     whole = math.floor(job.total_hours / interval_hours)
     rest = job.total_hours - whole * interval_hours
     mean_age = 0.5 * (whole * interval_hours**2 + rest**2) / job.total_hours

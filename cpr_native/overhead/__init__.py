@@ -1,0 +1,54 @@
+"""What fault tolerance costs: the equations of the CPR paper, and planning beyond them."""
+
+from __future__ import annotations
+
+from cpr_native.overhead.equations import (
+    KAGGLE,
+    TERABYTE,
+    Costs,
+    Job,
+    Overhead,
+    Plan,
+    PlsMeter,
+    Preset,
+    Recovery,
+    expected_pls,
+    expected_pls_in_job,
+    full_overhead,
+    optimal_full_interval,
+    partial_interval,
+    partial_overhead,
+    plan,
+)
+from cpr_native.overhead.estimates import CostEstimate, MtbfEstimate
+from cpr_native.overhead.loop import ClosedLoop, LoopState
+from cpr_native.overhead.simulate import FailureTimes, Jobs, simulate_closed, simulate_open
+from cpr_native.overhead.study import closed_loop_study
+
+__all__ = [
+    "KAGGLE",
+    "TERABYTE",
+    "ClosedLoop",
+    "CostEstimate",
+    "Costs",
+    "FailureTimes",
+    "Job",
+    "Jobs",
+    "LoopState",
+    "MtbfEstimate",
+    "Overhead",
+    "Plan",
+    "PlsMeter",
+    "Preset",
+    "Recovery",
+    "closed_loop_study",
+    "expected_pls",
+    "expected_pls_in_job",
+    "full_overhead",
+    "optimal_full_interval",
+    "partial_interval",
+    "partial_overhead",
+    "plan",
+    "simulate_closed",
+    "simulate_open",
+]
