@@ -44,12 +44,12 @@ class Snapshot {
     int64_t shard_rows = 0;  // local rows per shard; 0: one shard
   };
 
-  // A row that the walk has copied, or passed over, and not settled yet.
-  struct WalkedRow {
-    int64_t row = 0;
-    uint32_t word = 0;
-    float drift = 0.0F;
-    bool taken = false;
+  // Rows that the walk takes and has not settled yet, their words as it read them; those that changed meanwhile.
+  static constexpr int64_t kWalkBlock = 256;
+  struct WalkedBlock {
+    int64_t size = 0;
+    uint32_t words[kWalkBlock];
+    int64_t rows[kWalkBlock];
   };
 
   Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool);
@@ -106,8 +106,11 @@ class Snapshot {
   void walk_table(int index, bool blocking);
   void walk_rows(int index, const TableView& view, int64_t begin, int64_t end, StagingPtr* buffer, bool blocking,
                  TrackerDelta* delta);
-  static int64_t validate(const TableView& view, const SelectRule& rule, WalkedRow* rows, int64_t n,
-                          StagingBuffer* buffer, TrackerDelta* delta);
+  static bool scan(const TableView& table, const SelectRule& rule, int64_t* row, int64_t end, int64_t free,
+                   StagingBuffer* buffer, WalkedBlock* block);
+  static void copy(const TableView& view, StagingBuffer* buffer, int64_t n);
+  static int64_t validate(const TableView& table, const SelectRule& rule, StagingBuffer* buffer, WalkedBlock* block,
+                          TrackerDelta* delta);
   // Called by the staging pool under its lock: takes none.
   bool reader_starves() const { return reader_waits_.load() && num_sealed_.load() == 0; }
   StagingPtr walk_buffer(int index, bool blocking);

@@ -3,6 +3,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 
 #include "core/settle.hpp"
@@ -16,9 +20,21 @@ constexpr int kNice = 10;  // never idle priority: a walk that holds a chunk mus
 constexpr int64_t kMaxChunkBytes = int64_t{16} << 20;
 constexpr int64_t kMinChunkRows = 256;
 constexpr int64_t kRowsPerFlush = 1 << 20;
-constexpr int64_t kWalkBlock = 32;  // rows
+constexpr int64_t kScanned = 512;  // rows between looks at whether the snapshot was given up
 
 typedef uint64_t Words __attribute__((vector_size(16), aligned(2), may_alias));
+
+// Stores past the caches where the machine can: staging is read later, by another thread. They count as stored for that
+// thread once fence_stores returns.
+#ifdef __SSE2__
+CPR_INLINE void store_through(char* to, Words value) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), reinterpret_cast<__m128i>(value));
+}
+CPR_INLINE void fence_stores() { _mm_sfence(); }
+#else
+CPR_INLINE void store_through(char* to, Words value) { *reinterpret_cast<Words*>(to) = value; }
+CPR_INLINE void fence_stores() {}
+#endif
 
 // Reads memory that the update pass may write at the same time. What is read counts only if the row's word is then
 // found unchanged (a sequence lock's read side), so the race is harmless and kept from ThreadSanitizer.
@@ -26,6 +42,13 @@ __attribute__((no_sanitize("thread"), noinline)) void racy_copy(const void* sour
   const char* from = static_cast<const char*>(source);
   char* to = static_cast<char*>(target);
   int64_t at = 0;
+  if (reinterpret_cast<uintptr_t>(target) % 16 == 0) {
+    for (; at + 64 <= bytes; at += 64) {
+      for (int64_t part = at; part < at + 64; part += 16) {
+        store_through(to + part, *reinterpret_cast<const Words*>(from + part));
+      }
+    }
+  }
   for (; at + 16 <= bytes; at += 16) {
     *reinterpret_cast<Words*>(to + at) = *reinterpret_cast<const Words*>(from + at);
   }
@@ -35,29 +58,40 @@ __attribute__((no_sanitize("thread"), noinline)) void racy_copy(const void* sour
   }
 }
 
+// The same of `n` floats that lie `stride` bytes apart, to every `step`th of target.
+__attribute__((no_sanitize("thread"), noinline)) void racy_gather(const void* source, int64_t stride, float* target,
+                                                                  int64_t step, int64_t n) {
+  const char* from = static_cast<const char*>(source);
+  for (int64_t i = 0; i < n; ++i) {
+    *reinterpret_cast<uint32_t*>(target + i * step) =
+        __atomic_load_n(reinterpret_cast<const uint32_t*>(from + i * stride), __ATOMIC_RELAXED);
+  }
+}
+
 // The drift that goes with `word`, if that is still the row's.
 float racy_drift(const TableView& view, int64_t row, uint32_t word) {
   if (!view.track_drift || (word & kVoidDriftBit) != 0) return 0.0F;
   float drift = 0.0F;
-  racy_copy(drift_cell(view, row), &drift, sizeof drift);
+  racy_gather(drift_cell(view, row), 0, &drift, 1, 1);
   return drift;
 }
 
-// A row that the update pass may write meanwhile, into slot `slot`.
-void racy_stage(const TableView& view, const Snapshot::WalkedRow& walked, const StagingView& to, int64_t slot) {
-  const int64_t row = walked.row;
+// Weights and state of rows [row, row + n), which the update pass may write meanwhile, into slots from `slot` on.
+void racy_stage(const TableView& view, int64_t row, int64_t n, const StagingView& to, int64_t slot) {
   const int64_t bytes = weight_bytes(view.format);
-  racy_copy(weight_bytes_of(view, row), to.weight + slot * bytes, bytes);
-  float* state = to.state + slot * view.format.state_size;
+  const int64_t size = view.format.state_size;
+  racy_copy(weight_bytes_of(view, row), to.weight + slot * bytes, n * bytes);
+  float* state = to.state + slot * size;
   for (int a = 0; a < view.num_arrays; ++a) {
     const int64_t columns = view.arrays[a].columns;
-    racy_copy(view.arrays[a].data + row * columns, state, columns * static_cast<int64_t>(sizeof(float)));
+    const int64_t together = columns == size ? n : 1;
+    for (int64_t i = 0; i < n; i += together) {
+      racy_copy(view.arrays[a].data + (row + i) * columns, state + i * size,
+                together * columns * static_cast<int64_t>(sizeof(float)));
+    }
     state += columns;
   }
-  if (view.state_of_row) racy_copy(&meta_of(view, row)->state, state, sizeof(float));
-  if (view.track_drift) to.drift[slot] = walked.drift;
-  to.rows[slot] = row + view.row_offset;
-  to.words[slot] = true_word(view, row, walked.word);
+  if (view.state_of_row) racy_gather(&meta_of(view, row)->state, int64_t{1} << view.meta_shift, state, size, n);
 }
 
 void move_slot(const RowFormat& format, const StagingView& v, int64_t from, int64_t to) {
@@ -98,26 +132,20 @@ void Snapshot::walk_table(int index, bool blocking) {
 // compare-exchange waits for the stores before it, and so only once a block for those of the copies.
 void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_t end, StagingPtr* buffer,
                          bool blocking, TrackerDelta* delta) {
-  WalkedRow rows[kWalkBlock];
+  WalkedBlock block;
   for (int64_t row = begin; row < end;) {
     const SelectRule rule = current_rule(tables_[static_cast<size_t>(index)]);
     const int64_t free = *buffer == nullptr ? 0 : (*buffer)->capacity() - (*buffer)->size();
-    bool full = false;
-    int64_t n = 0;
-    int64_t copied = 0;
-    for (; row < end && n < kWalkBlock; ++row) {
-      const uint32_t word = load_word(&meta_of(view, row)->word);
-      if (is_settled(view, word) || (view.parity_bit == kParityBit && is_clean(view, word))) continue;
-      const float drift = racy_drift(view, row, word);
-      const bool taken = is_selected(view, rule, row, word, drift);
-      full = taken && copied == free;
-      if (full) break;
-      rows[n++] = {row, word, drift, taken};
-      if (taken) racy_stage(view, rows[n - 1], (*buffer)->view(), (*buffer)->size() + copied++);
+    block.size = 0;
+    const bool full = scan(view, rule, &row, end, free, buffer->get(), &block);
+    if (block.size > 0) {
+      copy(view, buffer->get(), block.size);
+      __atomic_thread_fence(__ATOMIC_ACQUIRE);
+      const int64_t changed = validate(view, rule, buffer->get(), &block, delta);
+      for (int64_t i = 0; i < changed; ++i) {
+        walk_rows(index, view, block.rows[i], block.rows[i] + 1, buffer, blocking, delta);
+      }
     }
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    n = validate(view, rule, rows, n, buffer->get(), delta);
-    for (int64_t i = 0; i < n; ++i) walk_rows(index, view, rows[i].row, rows[i].row + 1, buffer, blocking, delta);
     if (full) {
       if (*buffer != nullptr) seal(std::move(*buffer));
       *buffer = walk_buffer(index, blocking);
@@ -125,29 +153,84 @@ void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_
   }
 }
 
+// Settles rows from *row on that aren't taken, and notes those that are, a block of them at most, behind the end of
+// `buffer`. Ends before a row that there is no slot for, and then is true.
+bool Snapshot::scan(const TableView& table, const SelectRule& rule, int64_t* row, int64_t end, int64_t free,
+                    StagingBuffer* buffer, WalkedBlock* block) {
+  const TableView view = table;  // of its own: what is stored to staging can't change it
+  const int64_t room = std::min(free, kWalkBlock);
+  const int64_t slot = buffer == nullptr ? 0 : buffer->size();
+  const StagingView to = buffer == nullptr ? StagingView{} : buffer->view();
+  int64_t n = 0;
+  int64_t at = *row;
+  for (; at < end && at - *row < kScanned; ++at) {
+    uint32_t* cell = &meta_of(view, at)->word;
+    uint32_t word = load_word(cell);
+    while (!is_settled(view, word) && (view.parity_bit != kParityBit || !is_clean(view, word))) {
+      const float drift = racy_drift(view, at, word);
+      if (is_selected(view, rule, at, word, drift)) {
+        if (n == room) {
+          *row = at;
+          block->size = n;
+          return n == free;
+        }
+        block->words[n] = word;
+        to.rows[slot + n] = at + view.row_offset;
+        to.words[slot + n] = true_word(view, at, word);
+        if (view.track_drift) to.drift[slot + n] = drift;
+        ++n;
+        break;
+      }
+      const uint32_t next = settled_word(rule, view.parity_bit, word, false);
+      if (__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) break;
+    }
+  }
+  *row = at;
+  block->size = n;
+  return false;
+}
+
+// Copies weights and state of the `n` rows noted behind the end of `buffer`, runs of neighbours at once.
+void Snapshot::copy(const TableView& view, StagingBuffer* buffer, int64_t n) {
+  const StagingView& to = buffer->view();
+  const int64_t slot = buffer->size();
+  const int64_t* rows = to.rows + slot;
+  for (int64_t i = 0; i < n;) {
+    int64_t run = 1;
+    while (i + run < n && rows[i + run] == rows[i] + run) ++run;
+    racy_stage(view, rows[i] - view.row_offset, run, to, slot + i);
+    i += run;
+  }
+  fence_stores();
+}
+
 // Settles rows that were copied behind the end of `buffer` and closes the gaps of those that changed meanwhile; these
-// are left in `rows`, and their number is returned.
-int64_t Snapshot::validate(const TableView& view, const SelectRule& rule, WalkedRow* rows, int64_t n,
-                           StagingBuffer* buffer, TrackerDelta* delta) {
-  int64_t slot = buffer == nullptr ? 0 : buffer->size();
+// are left in `block`, and their number is returned.
+int64_t Snapshot::validate(const TableView& table, const SelectRule& rule, StagingBuffer* buffer, WalkedBlock* block,
+                           TrackerDelta* delta) {
+  const TableView view = table;
+  const StagingView to = buffer->view();
+  const int64_t slot = buffer->size();
   int64_t kept = slot;
   int64_t changed = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    WalkedRow& walked = rows[i];
-    const uint32_t next = settled_word(rule, view.parity_bit, walked.word, walked.taken);
-    uint32_t word = walked.word;
-    const bool settled = __atomic_compare_exchange_n(&meta_of(view, walked.row)->word, &word, next, false,
-                                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    if (settled && walked.taken) {
-      if (kept != slot) move_slot(buffer->format(), buffer->view(), slot, kept);
-      ++kept;
-      if ((walked.word & ~kParityBits) != 0) account(view, walked.word, next, delta);
-      if (view.track_drift) account_drift(walked.drift, 0.0F, delta);
+  for (int64_t i = 0; i < block->size; ++i) {
+    const int64_t row = to.rows[slot + i] - view.row_offset;
+    const uint32_t before = block->words[i];
+    const uint32_t next = settled_word(rule, view.parity_bit, before, true);
+    uint32_t word = before;
+    if (!__atomic_compare_exchange_n(&meta_of(view, row)->word, &word, next, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+      block->rows[changed++] = row;
+      continue;
     }
-    slot += walked.taken ? 1 : 0;
-    if (!settled) rows[changed++] = walked;
+    if (!is_clean(view, before)) {
+      account(view, before, next, delta);
+      if (view.track_drift) account_drift(to.drift[slot + i], 0.0F, delta);
+    }
+    if (kept != slot + i) move_slot(buffer->format(), to, slot + i, kept);
+    ++kept;
   }
-  if (buffer != nullptr) buffer->set_size(kept);
+  buffer->set_size(kept);
   return changed;
 }
 

@@ -89,3 +89,27 @@ def test_no_row_is_missed_or_taken_twice(seed: int) -> None:
         else:
             snapshot.commit()
         model.check(engine)
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam"])
+@pytest.mark.parametrize("dim", [1, 3, 16, 37, 128])
+@pytest.mark.parametrize("shortest", [1, 400])
+def test_runs_of_neighbours_are_taken_with_their_own_values(optimizer: str, dim: int, shortest: int) -> None:
+    engine = Engine(rows=(ROWS,), dim=dim, optimizer=optimizer, spec={"drift": True})
+    rng = np.random.default_rng(dim)
+    every = np.arange(ROWS)
+    grad = rng.standard_normal((ROWS, dim)).astype(np.float32)
+    assert engine.step(every, np.arange(ROWS + 1), grad)
+    drain(snapshot := engine.begin(Selection.all(), clears_dirty=True), 1)
+    snapshot.commit()
+    ends = np.cumsum(rng.integers(shortest, shortest + 9, ROWS))
+    marked = every[np.searchsorted(ends, every, side="right") % 2 == 1]
+    engine.native.mark_dirty(0, describe(marked))
+    state, weight = engine.native.state(0), engine.native.weight(0)
+    assert state is not None
+    snapshot = engine.begin(Selection.dirty(), clears_dirty=True)
+    taken = drain(snapshot, 1)[0]
+    snapshot.commit()
+    assert np.array_equal(taken.rows, marked)
+    assert np.array_equal(taken.weight, weight[marked])
+    assert np.array_equal(taken.state, state[marked].reshape(taken.state.shape))
