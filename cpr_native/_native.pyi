@@ -131,6 +131,8 @@ class Snapshot:
     @property
     def stall_seconds(self) -> float:
         """Seconds that updates waited for staging memory."""
+    def walk(self) -> None:
+        """Begin to copy a snapshot that was begun with `walk=False`; no effect on any other."""
     def next_chunk(self, timeout: float | None = None) -> Chunk | None:
         """The next chunk, or None after the last. One reader at a time.
 
@@ -321,9 +323,10 @@ class Collection:
         clears_dirty: bool,
         shard_rows: Sequence[int] = (),
         blocking: bool = False,
+        walk: bool = True,
     ) -> Snapshot:
         """Take a snapshot of the selected rows as they are now; copied in the background, or here if
-        `blocking`.
+        `blocking`; without `walk` only once `Snapshot.walk` is called, or row by row by updates before.
 
         `clears_dirty`: a base or delta; `shard_rows`: rows per shard of each table, to cut chunks at.
         Raises SnapshotInProgress while one is uncommitted.

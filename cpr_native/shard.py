@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,45 @@ if TYPE_CHECKING:
     from cpr_native.store import RestorePlan, StoredRows
 
 DirtyRule = Literal["clear", "keep", "priority"]
+
+
+class Table(Protocol):
+    """What a restore reads of a table."""
+
+    @property
+    def name(self) -> str:
+        """The name in checkpoints."""
+        ...
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        ...
+
+    @property
+    def row_offset(self) -> int:
+        """Global id of its first row."""
+        ...
+
+
+class Engines(Protocol):
+    """Several collections with their tables numbered through."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables of all."""
+        ...
+
+    def home(self, table: int) -> tuple[Collection, int]:
+        """Return the collection of a table and its number there."""
+        ...
+
+
+Engine = Collection | Engines
+
+
+def _home(engine: Engine, table: int) -> tuple[Collection, int]:
+    return (engine, table) if isinstance(engine, Collection) else engine.home(table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +95,7 @@ class _Loader:
     counts the distinct rows.
     """
 
-    def __init__(self, engine: Collection, counted: set[int], *, dirty: bool) -> None:
+    def __init__(self, engine: Engine, counted: set[int], *, dirty: bool) -> None:
         self._engine = engine
         self._dirty = dirty
         self._threads = len(os.sched_getaffinity(0))
@@ -76,7 +115,8 @@ class _Loader:
         if index in self._seen:
             rows = stored.ids()
             mark_rows(describe(rows), *self._ranges[index], describe(self._seen[index]))
-        stored.load(self._engine, index, dirty=priority and self._dirty, threads=self._threads)
+        engine, table = _home(self._engine, index)
+        stored.load(engine, table, dirty=priority and self._dirty, threads=self._threads)
 
     def loaded(self, row_range: RowRange) -> int:
         """Return how many distinct rows of `row_range` were written; its table is counted."""
@@ -86,7 +126,7 @@ class _Loader:
 
 
 def restore_rows(
-    engine: Collection, ranges: Sequence[RowRange], plan: RestorePlan, *, dirty: DirtyRule
+    engine: Engine, ranges: Sequence[RowRange], plan: RestorePlan, *, dirty: DirtyRule
 ) -> Restored:
     """Put the rows of `ranges` back to what `plan` holds, in place; others to their initial weight and state.
 
@@ -103,11 +143,13 @@ def restore_rows(
     loader = _Loader(engine, {row_range.table for row_range in partial}, dirty=dirty == "priority")
     kept = _dirty_rows(engine, ranges) if dirty == "keep" else {}
     for row_range in ranges if kept else ():
-        engine.clear_trackers(row_range.table, row_range.begin, row_range.end, dirty=False)
+        home, table = _home(engine, row_range.table)
+        home.clear_trackers(table, row_range.begin, row_range.end, dirty=False)
     for row_range in partial:
-        engine.reset_rows(row_range.table, row_range.begin, row_range.end)
+        home, table = _home(engine, row_range.table)
+        home.reset_rows(table, row_range.begin, row_range.end)
         if dirty != "keep":
-            engine.clear_trackers(row_range.table, row_range.begin, row_range.end, dirty=True)
+            home.clear_trackers(table, row_range.begin, row_range.end, dirty=True)
     try:
         plan.apply(loader)
     except CorruptionError as error:
@@ -116,8 +158,9 @@ def restore_rows(
             "restored again"
         ) from error
     finally:
-        for table, rows in kept.items():
-            engine.mark_dirty(table, describe(rows))
+        for number, rows in kept.items():
+            home, table = _home(engine, number)
+            home.mark_dirty(table, describe(rows))
     loaded: dict[str, int] = {}
     reset: dict[str, int] = {}
     for row_range in ranges:
@@ -127,12 +170,13 @@ def restore_rows(
     return Restored(rows=loaded, reset=reset, skipped=tuple(plan.skipped), broken=plan.broken)
 
 
-def _dirty_rows(engine: Collection, ranges: Sequence[RowRange]) -> dict[int, NDArray[np.int64]]:
+def _dirty_rows(engine: Engine, ranges: Sequence[RowRange]) -> dict[int, NDArray[np.int64]]:
     """Return the global ids of the rows of `ranges` that are dirty now, by table."""
     found: dict[int, list[NDArray[np.int64]]] = {}
     for row_range in ranges:
         offset = engine.tables[row_range.table].row_offset
-        bits = engine.dirty(row_range.table)[row_range.begin - offset : row_range.end - offset]
+        home, table = _home(engine, row_range.table)
+        bits = home.dirty(table)[row_range.begin - offset : row_range.end - offset]
         found.setdefault(row_range.table, []).append(np.flatnonzero(bits) + row_range.begin)
     return {table: np.concatenate(rows) for table, rows in found.items()}
 
@@ -140,13 +184,13 @@ def _dirty_rows(engine: Collection, ranges: Sequence[RowRange]) -> dict[int, NDA
 class Shard:
     """The rows that fail as one.
 
-    `number`: of the shard; `engine`: the collection its rows live in; `ranges`: its rows, one range per
-    table at most; `store`: the checkpoint directory with its chain. Several shards may live over one
-    engine.
+    `number`: of the shard; `engine`: the collection its rows live in, or several; `ranges`: its rows, one
+    range per table at most; `store`: the checkpoint directory with its chain. Several shards may live over
+    one engine.
     """
 
     def __init__(
-        self, number: int, engine: Collection, ranges: Sequence[RowRange], store: CheckpointStore
+        self, number: int, engine: Engine, ranges: Sequence[RowRange], store: CheckpointStore
     ) -> None:
         self.number = number
         self.ranges = tuple(ranges)
@@ -159,7 +203,8 @@ class Shard:
     def discard(self) -> None:
         """Destroy the rows in memory, as the loss of their process would: weight and state become NaN."""
         for row_range in self.ranges:
-            self._engine.discard_rows(row_range.table, row_range.begin, row_range.end)
+            home, table = _home(self._engine, row_range.table)
+            home.discard_rows(table, row_range.begin, row_range.end)
 
     def plan(self) -> RestorePlan:
         """Return the plan of the newest intact state of the shard's chain; reads manifests only."""
@@ -176,7 +221,7 @@ class Shard:
 
 
 def make_shards(
-    engine: Collection, store: CheckpointStore, schema: CollectionSchema, placement: Placement
+    engine: Engine, store: CheckpointStore, schema: CollectionSchema, placement: Placement
 ) -> tuple[Shard, ...]:
     """Return the shards of `placement` over `engine`, in order; empty ranges are left out."""
     shards = []

@@ -2,96 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
-
 import torch
 
-from cpr_native._native import Collection
-from cpr_native.attachment import Attachment, attachments_of
-from cpr_native.modules import EngineModule
-from cpr_native.optim import Adagrad, RowWiseAdagrad
+from cpr_native.attachment import Attachment
 from cpr_native.policy import Policy, Ssu, prioritised_tables
+from cpr_native.recovery.group import ModuleGroup
+from cpr_native.recovery.parts import Part, Tracked, check_parts, find_parts, optimizer_of, seed_of
 from cpr_native.store import CollectionSchema, Placement, TableSchema
-
-if TYPE_CHECKING:
-    from cpr_native.modules._base import UpdateObserver
-    from cpr_native.modules._plan import EnginePlan
-
-
-class Tracked(Protocol):
-    """What an `EngineModule` and an `Attachment` have in common."""
-
-    @property
-    def engine(self) -> Collection:
-        """The native collection."""
-        ...
-
-    @property
-    def plan(self) -> EnginePlan:
-        """Its settings."""
-        ...
-
-    @property
-    def fused(self) -> bool:
-        """Whether the engine itself writes the rows, so that it can copy them beside training."""
-        ...
-
-    def sync(self) -> None:
-        """Take the parameters as they are now."""
-        ...
-
-    def observe_updates(self, observer: UpdateObserver | None) -> None:
-        """Call `observer` for each update."""
-        ...
-
-    def optimizer_scalars(self) -> dict[str, Any]:
-        """Return what the update depends on and is not of one row, as JSON values."""
-        ...
-
-    def load_optimizer_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Put back what `optimizer_scalars` returned."""
-        ...
 
 
 class TrainedCollection:
     """Finds the tables of a model and describes them.
 
-    `module`, `engine`: the one engine module or attachment and its native collection; `keys`: entries of
-    `model.state_dict()` that are its tables; `features[f]`: table of feature f; `schema`: what a checkpoint
-    of it is compared with; `row_states`: the attachment, None without. Raises ValueError when the model has
-    none or several.
+    `parts`: its engine modules, or its attachment; `module`: the one, or several as one; `engine`: the
+    native collection, or several as one; `keys`: entries of `model.state_dict()` that are its tables;
+    `schema`: what a checkpoint of it is compared with; `row_states`: the attachment, None without. Raises
+    ValueError when the model has none, or some that one checkpoint cannot hold.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.module, self.keys = _find(model)
-        self.row_states = self.module if isinstance(self.module, Attachment) else None
+        self._model = model
+        self.parts = find_parts(model)
+        check_parts(self.parts)
+        only = self.parts[0].module
+        self.module: Tracked | ModuleGroup = only if len(self.parts) == 1 else ModuleGroup(self.parts)
         self.engine = self.module.engine
-        settings = self.module.plan
-        self.features = settings.features
-        self._trackers = settings.trackers
-        tables = []
-        for index, config in enumerate(settings.tables):
-            low, high = config.init_range
-            tables.append(
-                TableSchema(
-                    name=config.name,
-                    rows=config.num_embeddings,
-                    dim=config.embedding_dim,
-                    init_min=low,
-                    init_max=high,
-                    dtype=config.data_type.dtype,
-                    state_columns=self.engine.state_columns(index),
-                )
-            )
-        optimizer, initial_state = settings.optimizer, 0.0
-        if isinstance(optimizer, RowWiseAdagrad | Adagrad):
-            initial_state = optimizer.initial_accumulator
+        self.keys = frozenset(key for part in self.parts for key in part.keys)
+        self.row_states = only if isinstance(only, Attachment) else None
+        self._trackers = [trackers for part in self.parts for trackers in part.module.plan.trackers]
+        optimizer, initial_state = optimizer_of(only.plan.optimizer)
         self.schema = CollectionSchema(
-            tables=tuple(tables),
-            optimizer="none" if optimizer is None else optimizer.name,
-            seed=settings.seed,
+            tables=tuple(schema for part in self.parts for schema in _schemas(part)),
+            optimizer=optimizer,
+            seed=seed_of(self.parts),
             initial_state=initial_state,
+        )
+
+    def sync(self) -> None:
+        """Take the parameters as they are now; ValueError when the model's engines are not those of then."""
+        self.module.sync()
+        now = find_parts(self._model)
+        if [(part.path, part.engine) for part in now] == [(part.path, part.engine) for part in self.parts]:
+            return
+        raise ValueError(
+            "the embedding modules are not those that the manager was made with: expected "
+            f"{[part.path for part in self.parts]}, got {[part.path for part in now]}, or one has another "
+            "engine (a dtype that changed); make the manager after all changes"
         )
 
     def blocks(self, placement: Placement) -> list[int]:
@@ -128,18 +84,19 @@ class TrainedCollection:
             )
 
 
-def _find(model: torch.nn.Module) -> tuple[Tracked, frozenset[str]]:
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, EngineModule)]
-    attached = attachments_of(model)
-    found = [name for name, _ in modules] + [f"attached {each.table_names}" for each in attached]
-    if len(found) != 1:
-        raise ValueError(
-            "expected a model with exactly one EmbeddingBagCollection, EmbeddingBag or Embedding, or "
-            f"attached as a whole, got {found}; put all tables into one EmbeddingBagCollection, or "
-            "attach the model"
+def _schemas(part: Part) -> list[TableSchema]:
+    schemas = []
+    for index, (name, config) in enumerate(zip(part.names, part.module.plan.tables, strict=True)):
+        low, high = config.init_range
+        schemas.append(
+            TableSchema(
+                name=name,
+                rows=config.num_embeddings,
+                dim=config.embedding_dim,
+                init_min=low,
+                init_max=high,
+                dtype=config.data_type.dtype,
+                state_columns=part.engine.state_columns(index),
+            )
         )
-    if attached:
-        return attached[0], attached[0].keys(model)
-    name, module = modules[0]
-    prefix = f"{name}." if name else ""
-    return module, frozenset(prefix + key for key in module.state_dict())
+    return schemas

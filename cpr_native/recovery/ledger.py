@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from cpr_native.modules import Request
-    from cpr_native.recovery.collection import Tracked
+    from cpr_native.recovery.parts import Tracked
 
 
 def routed(
@@ -90,17 +90,25 @@ class LookupLedger:
         self._open[:] = 0
         self._total = total
 
-    def watch(self, module: Tracked, features: Sequence[int], block_rows: Sequence[int]) -> None:
-        """Count every update of `module` from now on; arguments as of `routed`.
+    def watch(self, modules: Sequence[Tracked], block_rows: Sequence[int]) -> None:
+        """Count every update of `modules` from now on; `block_rows`: rows per shard of each of their tables.
 
-        What the engine's counters hold already is unsaved.
+        What the engines' counters hold already is unsaved.
         """
         self._open[:] = 0
+        at = 0
+        for module in modules:
+            end = at + len(module.plan.tables)
+            self._watch(module, block_rows[at:end])
+            at = end
+        self._total = int(self._open.sum())
+
+    def _watch(self, module: Tracked, block_rows: Sequence[int]) -> None:
+        features = module.plan.features
         for table, block in enumerate(block_rows):
             counts = module.engine.counts(table)
             blocks = np.add.reduceat(counts, np.arange(0, len(counts), block), dtype=np.int64)
             self._open[: len(blocks)] += blocks
-        self._total = int(self._open.sum())
 
         def looked_up(request: Request, frozen: Sequence[int]) -> Callable[[], None]:
             offsets = None if request.offsets is None else request.offsets.numpy()

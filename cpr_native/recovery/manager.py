@@ -27,16 +27,17 @@ from cpr_native.store import CheckpointStore, Placement, RestorePoint
 class RecoveryManager(DenseMembers):
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
-    `model`: holds exactly one module with an `engine` (EmbeddingBagCollection, EmbeddingBag or Embedding);
-    `store`: an open checkpoint directory; `policy`: the wanted policy; `job`, `costs`, `target_pls`: what
-    the planner needs (`job.shards` is the number of shards); `total_samples`: samples of the whole job;
-    `samples_per_hour`: None for total_samples / job.total_hours; `dense_optimizer`: of the dense
-    parameters; `loader`: anything with `state_dict()` and `load_state_dict()`, its data position is a part
-    of each save (`fit` sets it); `app_state`: anything else that has them, by name (learning-rate schedulers,
-    a `torch.amp.GradScaler`), a part of each save too; `background`: False writes each save before `step()`
-    returns; `keep`: exact points that retention leaves on disk after each base (None: all). Cuts are step
-    numbers: no clock decides anything. The tables' fused optimizer is saved with the rows, all its
-    scalars too (learning rate, steps, `grad_scale`, ...); full recovery puts them back, partial leaves them.
+    `model`: holds embedding modules of this package, any number of any kind, with one kind of optimizer, or
+    is attached; a commit is of all of them at one step. `store`: an open checkpoint directory; `policy`: the
+    wanted policy; `job`, `costs`, `target_pls`: what the planner needs (`job.shards` is the number of
+    shards); `total_samples`: samples of the whole job; `samples_per_hour`: None for total_samples /
+    job.total_hours; `dense_optimizer`: of the dense parameters; `loader`: anything with `state_dict()` and
+    `load_state_dict()`, its data position is a part of each save (`fit` sets it); `app_state`: anything else
+    that has them, by name (learning-rate schedulers, a `torch.amp.GradScaler`), a part of each save too;
+    `background`: False writes each save before `step()` returns; `keep`: exact points that retention leaves
+    on disk after each base (None: all). Cuts are step numbers: no clock decides anything. The tables' fused
+    optimizer is saved with the rows, all its scalars too (learning rate, steps, `grad_scale`, ...); full
+    recovery puts them back, partial leaves them.
 
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
@@ -218,7 +219,7 @@ class RecoveryManager(DenseMembers):
         wanted = restore.check_shards(failed_shards, len(self.shards))
         failed = tuple(sorted({*wanted, *self._half.shards}))
         self._saves.settle()
-        self._tables.module.sync()
+        self._tables.sync()
         started = perf_counter()
         if self.policy.recovery == "partial":
             report = self._recover_partial(failed, started)
@@ -239,6 +240,7 @@ class RecoveryManager(DenseMembers):
             raise ValueError("resume() goes before start() and step()")
         if not required and not restore.holds_commits(self._store):
             return None
+        self._tables.sync()
         started = perf_counter()
         mode = restore.mode_of(self.policy.recovery)
         point = self._store.latest(mode, schema=self._tables.schema, placement=self._placement)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpr_native._native import Snapshot
 from cpr_native.errors import CprError
+from cpr_native.recovery.combined import CombinedSnapshot
 from cpr_native.recovery.dense import encode
 from cpr_native.recovery.report import SaveReason, SaveReport
 from cpr_native.store import SegmentPart
@@ -36,7 +37,7 @@ class PendingSave:
     reason: SaveReason
     step: int
     samples: int
-    snapshot: Snapshot
+    snapshot: Snapshot | CombinedSnapshot
     save: Save
     dense: dict[str, Any]
     info: dict[str, Any]
@@ -118,7 +119,11 @@ class BackgroundSaver:
         snapshot, save = pending.snapshot, pending.save
         lookups = np.zeros(self._shards, np.int64)
         try:
-            rows = self._drain(snapshot, save, lookups)
+            if isinstance(snapshot, CombinedSnapshot):
+                rows, counts = snapshot.add_to(save)
+                lookups += counts
+            else:
+                rows = self._drain(snapshot, save, lookups)
             dense = {"state": encode(pending.dense)}
             unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
             if snapshot.status != "complete":

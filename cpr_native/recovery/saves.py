@@ -85,7 +85,7 @@ class Saves:
         """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises."""
         self.writer = store.writer(self._tables.schema, self._placement, keep=self._keep)
         if self._ledger is not None:
-            self._ledger.watch(self._tables.module, self._tables.features, self._blocks)
+            self._ledger.watch([part.module for part in self._tables.parts], self._blocks)
 
     @property
     def busy(self) -> bool:
@@ -138,7 +138,7 @@ class Saves:
         scalars = self._tables.module.optimizer_scalars()
         save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:
-            self._tables.module.sync()
+            self._tables.sync()
             dense = self._dense.capture()
             snapshot = self._engine.begin(
                 selections,

@@ -64,6 +64,11 @@ class Save:
         self._workers = workers
         self._syncing = syncing
 
+    @property
+    def shards(self) -> int:
+        """Their number."""
+        return len(self._shards)
+
     def add(self, part: SegmentPart) -> None:
         """Takes a part over; it is closed as soon as its bytes are durable, or by `abort`.
 

@@ -181,7 +181,8 @@ py::dict memory(Collection& c) {
 }
 
 SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                     const std::vector<int64_t>& shard_rows, bool blocking) {
+                     const std::vector<int64_t>& shard_rows, bool blocking, bool walk) {
+  require(walk || !blocking, "walk: expected True for a blocking snapshot, which is copied at once");
   const auto tables = static_cast<size_t>(c.num_tables());
   require(selections.size() == tables, "selections: expected one for each of " + std::to_string(tables) +
                                            " tables, got " + std::to_string(selections.size()));
@@ -202,7 +203,7 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
                 "], got [" + (kind == Select::kRows ? std::to_string(selections[t].mask->num_rows) : "") + "]");
   }
   py::gil_scoped_release release;
-  return SnapshotHandle(c.begin(selections, clears_dirty, shard_rows, blocking));
+  return SnapshotHandle(c.begin(selections, clears_dirty, shard_rows, blocking, walk));
 }
 
 // A property that may be changed between updates.
@@ -259,7 +260,8 @@ void register_collection(py::module_& m) {
   register_rows(c);
   register_outside(c);
   c.def("begin", &begin, py::arg("selections"), py::kw_only(), py::arg("clears_dirty"),
-        py::arg("shard_rows") = std::vector<int64_t>(), py::arg("blocking") = false, py::keep_alive<0, 1>());
+        py::arg("shard_rows") = std::vector<int64_t>(), py::arg("blocking") = false, py::arg("walk") = true,
+        py::keep_alive<0, 1>());
   c.def("memory", &memory);
   c.def("close", &Collection::close, py::call_guard<py::gil_scoped_release>());
 }

@@ -115,6 +115,8 @@ void register_snapshot(py::module_& m) {
       .def_property_readonly("expected_rows", [](const SnapshotHandle& s) { return s->expected_rows(); })
       .def_property_readonly("rows_taken", [](const SnapshotHandle& s) { return s->rows_taken(); })
       .def_property_readonly("stall_seconds", [](const SnapshotHandle& s) { return s->stall_seconds(); })
+      .def(
+          "walk", [](SnapshotHandle& s) { s->start_walk(); }, release)
       .def("next_chunk", &next_chunk, py::arg("timeout") = py::none())
       .def(
           "commit", [](SnapshotHandle& s) { s->commit(); }, release)

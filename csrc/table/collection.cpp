@@ -165,7 +165,7 @@ void Collection::check_rows(int64_t index, const int64_t* rows, int64_t n) const
 }
 
 std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                                            const std::vector<int64_t>& shard_rows, bool blocking) {
+                                            const std::vector<int64_t>& shard_rows, bool blocking, bool walks) {
   check_owner("begin");
   check_bound("begin");
   std::unique_lock<std::mutex> lock(mutex_);
@@ -196,7 +196,7 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
   }
   auto snapshot = std::make_shared<Snapshot>(std::move(parts), step_, &mutex_, staging_);
   if (blocking) lock.unlock();  // the walk ends by sealing under the mutex
-  snapshot->start(blocking);
+  snapshot->start(blocking, walks);
   if (blocking) lock.lock();
   active_ = snapshot;
   walk_over_at_step_ = blocking;

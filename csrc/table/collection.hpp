@@ -108,7 +108,7 @@ class Collection {
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
 
   std::shared_ptr<Snapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                                  const std::vector<int64_t>& shard_rows, bool blocking);
+                                  const std::vector<int64_t>& shard_rows, bool blocking, bool walks);
   void close();
 
  private:

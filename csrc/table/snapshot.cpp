@@ -32,7 +32,7 @@ Snapshot::~Snapshot() {
   join();
 }
 
-void Snapshot::start(bool blocking) {
+void Snapshot::start(bool blocking, bool walks) {
   for (TableTask& task : tables_) {
     if (task.taken) task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
   }
@@ -43,6 +43,8 @@ void Snapshot::start(bool blocking) {
       abort();
       throw std::bad_alloc();
     }
+  } else if (!walks) {
+    unwalked_ = true;
   } else {
     try {
       walker_ = std::make_unique<std::thread>([this] { walk(false); });
@@ -53,6 +55,13 @@ void Snapshot::start(bool blocking) {
       throw;
     }
   }
+}
+
+void Snapshot::start_walk() {
+  const std::lock_guard<std::mutex> lock(join_mutex_);
+  if (!unwalked_) return;
+  walker_ = std::make_unique<std::thread>([this] { walk(false); });
+  unwalked_ = false;
 }
 
 SelectRule Snapshot::current_rule(const TableTask& task) const {
@@ -143,6 +152,7 @@ void Snapshot::fail(const std::string& why) {
 void Snapshot::join() {
   const std::lock_guard<std::mutex> lock(join_mutex_);
   if (walker_ != nullptr && walker_->joinable()) walker_->join();
+  if (std::exchange(unwalked_, false)) walk(true);
 }
 
 std::string Snapshot::failure() const {

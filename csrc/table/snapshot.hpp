@@ -57,9 +57,11 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // Flips the parity of the tables that are taken and starts the walk. step_mutex is held unless blocking. If no thread
-  // can be started, throws with the parity as it was.
-  void start(bool blocking);
+  // Flips the parity of the tables that are taken and, if `walks`, starts the walk. step_mutex is held unless blocking.
+  // If no thread can be started, throws with the parity as it was.
+  void start(bool blocking, bool walks);
+  // Starts the walk of a snapshot that was started without; no effect on any other. Throws if no thread can be started.
+  void start_walk();
 
   int64_t step() const { return step_; }
   Status status() const;
@@ -76,6 +78,7 @@ class Snapshot {
   // Rows were written behind the engine's back: the walk ends without taking more, and the reader gets `why` as an
   // error.
   void fail(const std::string& why);
+  // Returns when the walk is over; one that was not started is gone through here. Only after fail or the last chunk.
   void join();
 
   // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, Timeout when there is
@@ -127,9 +130,10 @@ class Snapshot {
   const int64_t step_;
   std::mutex* const step_mutex_;
   const std::shared_ptr<StagingPool> pool_;
-  std::unique_ptr<std::thread> walker_;
   const pid_t owner_;
-  std::mutex join_mutex_;
+  std::mutex join_mutex_;  // guards what follows
+  std::unique_ptr<std::thread> walker_;
+  bool unwalked_ = false;  // started without a walk, and none has been since
   std::atomic<bool> discard_{false};
   std::atomic<bool> swept_{false};   // the walk has settled every row
   std::atomic<bool> walked_{false};  // and what the update pass staged has been sealed

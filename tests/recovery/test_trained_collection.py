@@ -92,18 +92,14 @@ def test_trackers_that_a_policy_does_not_use_may_be_off(tmp_path: Path) -> None:
     manage(Net(SGD(lr=0.1), Trackers(ssu=False)), tmp_path, Mfu())
 
 
-def test_exactly_one_engine_module_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="exactly one EmbeddingBagCollection"):
+def test_a_model_without_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \[\]; convert the model or attach it"):
         TrainedCollection(torch.nn.Linear(2, 2))
-    two = torch.nn.ModuleList([EmbeddingBag(5, 2, optimizer=SGD(lr=0.1)) for _ in range(2)])
-    with pytest.raises(ValueError, match=r"got \['0', '1'\]; put all tables into one"):
-        TrainedCollection(two)
 
 
 def test_keys_and_schema_describe_the_tables() -> None:
     described = TrainedCollection(Net(OPTIMIZERS["adagrad"]))
     assert described.keys == {f"tables.embedding_bags.{name}.weight" for name in ("big", "mid", "tiny")}
-    assert described.features == (0, 0, 1, 2)
     assert [(table.name, table.rows, table.dim) for table in described.schema.tables] == [
         ("big", 400, 8),
         ("mid", 97, 4),
