@@ -122,9 +122,11 @@ class LoopState:
         )
         full = min(full, job.total_hours)
         remaining = job.total_hours - self.position_hours
-        if self._recovery == "full" or remaining <= 1e-9 * job.total_hours:
-            self.interval_hours, self._outlook = full, None
+        if self._recovery == "full":
+            self.interval_hours = full
             return full
+        if remaining <= 1e-9 * job.total_hours:
+            return self.interval_hours
         lost = pls / self._target_pls * self._budget_hours
         outlook = Outlook(
             budget=np.array([self._budget_hours - lost]),

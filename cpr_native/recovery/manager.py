@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cpr_native.overhead import Costs, Job, Plan, plan
+from cpr_native.overhead import ClosedLoop, Costs, Job, Plan, plan
 from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
@@ -18,6 +18,7 @@ from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.members import DenseMembers
+from cpr_native.recovery.pace import Pace
 from cpr_native.recovery.report import RecoveryReport, SaveReport
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Restored, Shard, make_shards
@@ -35,9 +36,10 @@ class RecoveryManager(DenseMembers):
     `load_state_dict()`, its data position is a part of each save (`fit` sets it); `app_state`: anything else
     that has them, by name (learning-rate schedulers, a `torch.amp.GradScaler`), a part of each save too;
     `background`: False writes each save before `step()` returns; `keep`: exact points that retention leaves
-    on disk after each base (None: all). Cuts are step numbers: no clock decides anything. The tables' fused
-    optimizer is saved with the rows, all its scalars too (learning rate, steps, `grad_scale`, ...); full
-    recovery puts them back, partial leaves them.
+    on disk after each base (None: all); `loop`: plans the interval anew after each save and recovery (see
+    `pace.loop`; its state is in each commit). Cuts are step numbers: no clock decides anything. The tables'
+    fused optimizer is saved with the rows, all its scalars too (learning rate, steps, `grad_scale`, ...);
+    full recovery puts them back, partial leaves them.
 
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
@@ -62,6 +64,7 @@ class RecoveryManager(DenseMembers):
         app_state: Mapping[str, Stateful] | None = None,
         background: bool = True,
         keep: int | None = None,
+        loop: ClosedLoop | None = None,
     ) -> None:
         if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
             raise ValueError(f"samples_per_hour must be finite and above 0, got {samples_per_hour}")
@@ -71,7 +74,10 @@ class RecoveryManager(DenseMembers):
         self.policy: Policy = Full() if falls_back else policy
         self._tables.check(self.policy)
         self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
-        self.interval_samples = max(1, round(self.policy.interval_hours(self.plan) * self.samples_per_hour))
+        self.pace = Pace(
+            loop, policy=self.policy, plan=self.plan, job=job, costs=costs, target_pls=target_pls,
+            samples_per_hour=self.samples_per_hour,
+        )  # fmt: skip
         self._store = store
         self._placement = Placement.contiguous(self._tables.schema, job.shards)
         self.shards: tuple[Shard, ...] = make_shards(
@@ -101,6 +107,11 @@ class RecoveryManager(DenseMembers):
     def running(self) -> bool:
         """Whether it has started or resumed and is not closed."""
         return self._saves.writer is not None
+
+    @property
+    def interval_samples(self) -> int:
+        """Samples between saves."""
+        return self.pace.interval_samples
 
     @property
     def saving(self) -> bool:
@@ -158,7 +169,7 @@ class RecoveryManager(DenseMembers):
         if first:
             self._saves.begin_due(self._cut(), "start")
         self._saves.settle(wait=False)
-        if self.samples // self.interval_samples > before // self.interval_samples:
+        if self.pace.step(before, self.samples, self._saves, self.pls):
             self._saves.mark_due()
         self._saves.raise_error()
         self._saves.begin_due(self._cut())
@@ -192,7 +203,7 @@ class RecoveryManager(DenseMembers):
         self._saves.close()
 
     def _cut(self) -> Cut:
-        info = {"policy": self.policy.name, "pls": self._losses.pls}
+        info = {"policy": self.policy.name, "pls": self._losses.pls, **self.pace.state_dict()}
         return Cut(step=self.steps, samples=self.samples, info=info)
 
     def __enter__(self) -> RecoveryManager:
@@ -222,11 +233,8 @@ class RecoveryManager(DenseMembers):
         self._tables.sync()
         started = perf_counter()
         if self.policy.recovery == "partial":
-            report = self._recover_partial(failed, started)
-        else:
-            report = self._rewind(self._store.latest("exact"), failed, started)
-        self.recoveries.append(report)
-        return report
+            return self._recover_partial(failed, started)
+        return self._rewind(self._store.latest("exact"), failed, started)
 
     def resume(self, *, required: bool = False) -> RecoveryReport | None:
         """Go on from the newest intact state of the store, in a new process or with a new model object.
@@ -246,12 +254,10 @@ class RecoveryManager(DenseMembers):
         point = self._store.latest(mode, schema=self._tables.schema, placement=self._placement)
         self._saves.open(self._store)
         try:
-            report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
+            return self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
         except BaseException:
             self._saves.close()
             raise
-        self.recoveries.append(report)
-        return report
 
     def _rewind(
         self, point: RestorePoint, failed: tuple[int, ...], started: float, *, restart: bool = False
@@ -269,6 +275,7 @@ class RecoveryManager(DenseMembers):
             self._saves.require_base()
         if restart:
             lookups, pls = self._losses.restarted(point.info, samples=point.samples)
+            self.pace.load_state_dict(point.info)
             fields = {"restart": True, "lost_lookups": lookups, "pls": pls}
         return self._report(failed, started, [restored], mode="full", **fields)
 
@@ -286,4 +293,7 @@ class RecoveryManager(DenseMembers):
     ) -> RecoveryReport:
         fields |= {"step": self.steps, "samples": self.samples}
         lost = fields.get("lost_samples", 0) / self.samples_per_hour
-        return restore.report(restored, started, shards=failed, hours_lost=lost, **fields)
+        report = restore.report(restored, started, shards=failed, hours_lost=lost, **fields)
+        self.recoveries.append(report)
+        self.pace.recovered(report, self._saves, self.pls)
+        return report
