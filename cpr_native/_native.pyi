@@ -228,6 +228,23 @@ class Collection:
         """
     def bind_state(self, table: int, arrays: Sequence[TensorRef], owner: Any) -> None:
         """Take the caller's arrays, float32 [num_embeddings] or [num_embeddings, d], for the optimizer state
+    def keep_saved(self, table: int, keep: bool) -> None:
+        """Keep a copy of the rows as last saved, in as much memory as they take; or free it.
+
+        It begins as the rows are now and follows every row that a snapshot hands out. What an aborted
+        snapshot handed out counts as never saved. Raises SnapshotInProgress.
+        """
+    def refresh_saved(self, table: int, begin: int, end: int) -> None:
+        """Set that copy of global rows [begin, end), if it is kept, to the rows as they are now: restored.
+
+        Raises SnapshotInProgress.
+        """
+    def changes(self, table: int, *, threads: int = 1) -> NDArray[np.float32]:
+        """L2 distance of each row's weight from its copy as last saved, [num_embeddings].
+
+        Finite: of a row that was never saved, and for an infinity or NaN, it is the largest float. Raises
+        ValueError without the copy, SnapshotInProgress.
+        """
         of the rows: torch's own optimizer writes it, snapshots copy it and `load_rows` restores it.
         """
     def track(self, table: int, ids: TensorRef) -> None:
@@ -333,7 +350,7 @@ class Collection:
         """
     def memory(self) -> dict[str, int]:
         """Bytes of `weight` (the engine's own), `state` beside the metadata, `metadata` (8 a row, 16 with
-        drift), `ssu` and, at present, `staging`.
+        drift), `ssu`, `saved` (see `keep_saved`) and, at present, `staging`.
         """
     def close(self) -> None: ...
 

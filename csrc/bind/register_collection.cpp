@@ -165,17 +165,20 @@ py::dict memory(Collection& c) {
   int64_t state = 0;
   int64_t meta = 0;
   int64_t ssu = 0;
+  int64_t saved = 0;
   for (int64_t t = 0; t < c.num_tables(); ++t) {
     if (!c.table(t).spec().external) weight += c.table(t).weight_bytes();
     state += c.table(t).state_bytes();
     meta += c.table(t).meta_bytes();
     ssu += c.table(t).ssu_bytes();
+    if (c.table(t).saved() != nullptr) saved += c.table(t).weight_bytes();
   }
   py::dict bytes;
   bytes["weight"] = weight;
   bytes["state"] = state;
   bytes["metadata"] = meta;
   bytes["ssu"] = ssu;
+  bytes["saved"] = saved;
   bytes["staging"] = c.staging().bytes_out();
   return bytes;
 }

@@ -106,6 +106,18 @@ void load_rows(Collection& c, int64_t table, const TensorRef& rows, const Tensor
   c.load_rows(table, ids, n, w, s, dirty, std::clamp(threads, 1, kMaxThreads));
 }
 
+py::array_t<float> changes(Collection& c, int64_t table, int threads) {
+  const Table& t = c.table(check_table(c, table));
+  require(t.saved() != nullptr, "changes: table '" + t.spec().name + "' keeps no copy of its rows; call keep_saved");
+  py::array_t<float> values(t.num_rows());
+  float* out = values.mutable_data();
+  {
+    py::gil_scoped_release release;
+    c.changes(table, out, std::clamp(threads, 1, kMaxThreads));
+  }
+  return values;
+}
+
 }  // namespace
 
 void register_rows(py::class_<Collection>& c) {
@@ -129,6 +141,23 @@ void register_rows(py::class_<Collection>& c) {
       py::arg("table"));
   c.def("drift", &read_drift, py::arg("table"));
   c.def("set_drift", &set_drift, py::arg("table"), py::arg("drift"));
+  c.def("changes", &changes, py::arg("table"), py::kw_only(), py::arg("threads") = 1);
+  c.def(
+      "keep_saved",
+      [](Collection& self, int64_t table, bool keep) {
+        check_table(self, table);
+        py::gil_scoped_release release;
+        self.keep_saved(table, keep);
+      },
+      py::arg("table"), py::arg("keep"));
+  c.def(
+      "refresh_saved",
+      [](Collection& self, int64_t table, int64_t begin, int64_t end) {
+        check_range(self, table, begin, end);
+        py::gil_scoped_release release;
+        self.refresh_saved(table, begin, end);
+      },
+      py::arg("table"), py::arg("begin"), py::arg("end"));
   c.def(
       "drift_histogram",
       [](Collection& self, int64_t table) {

@@ -89,8 +89,9 @@ void Snapshot::log_buffer(const StagingBuffer& buffer) {
   const int64_t offset = task.part.table->spec().row_offset;
   // A priority snapshot leaves the dirty bits in place.
   const uint32_t given = kCountMask | kListedBit | (task.part.rule.clears_dirty ? kDirtyBit : 0);
+  const bool saved = task.part.table->saved() != nullptr;
   const auto held = [&](int64_t i) {
-    return (v.words[i] & given) != 0 || (buffer.format().drift && v.drift[i] != 0.0F);
+    return saved || (v.words[i] & given) != 0 || (buffer.format().drift && v.drift[i] != 0.0F);
   };
   size_t size = task.log_rows.size();
   for (int64_t i = 0; i < n; ++i) size += held(i) ? 1 : 0;
@@ -107,6 +108,7 @@ void Snapshot::log_buffer(const StagingBuffer& buffer) {
     }
     v.words[i] &= kCountMask;
   }
+  if (saved) task.part.table->save_rows(v, n);
 }
 
 // Cuts a buffer into chunks of one shard each; rows staged by the update pass come in any order and are brought into

@@ -105,6 +105,12 @@ class Collection {
   // [rows, state_size]
   void read_state(int64_t table, float* state);
   std::vector<int64_t> sampled_rows(int64_t table);
+  // A copy of the rows as last saved: as they are now, then as each snapshot hands them out. What an aborted one handed
+  // out isn't known any more.
+  void keep_saved(int64_t table, bool keep);
+  void refresh_saved(int64_t table, int64_t begin, int64_t end);  // global rows: as they are now
+  // L2 distance of each row from that copy; at most FLT_MAX, and that where it isn't known or isn't a number.
+  void changes(int64_t table, float* out, int threads);
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
 
   std::shared_ptr<Snapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,

@@ -205,6 +205,7 @@ void Snapshot::abort() {
     for (size_t i = 0; i < task.log_rows.size(); ++i) {
       const float drift = task.log_drifts.empty() ? 0.0F : task.log_drifts[i];
       task.part.table->merge_word(task.log_rows[i], task.log_words[i], drift, &delta);
+      task.part.table->forget_saved(task.log_rows[i]);
     }
     task.part.table->add(delta);
     task.log_rows = {};

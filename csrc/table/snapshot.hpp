@@ -99,7 +99,7 @@ class Snapshot {
     bool taken = false;  // takes part: the selection isn't none
     StagingPtr touched;
     std::atomic<int64_t> rows_staged{0};
-    // What abort merges back: rows whose word held anything. Owned by the reader.
+    // What abort merges back: rows whose word held anything, or all where a copy is kept. Owned by the reader.
     std::vector<int64_t> log_rows;
     std::vector<uint32_t> log_words;
     std::vector<float> log_drifts;  // where it is tracked

@@ -53,6 +53,13 @@ class Table {
   // of the caller's (external) have no initial values and stay as they are.
   void initialise(int64_t begin, int64_t end);
 
+  // The rows as last saved, null unless they are kept; see Collection::keep_saved.
+  const char* saved() const { return saved_.get(); }
+  void keep_saved(bool keep);
+  void refresh_saved(int64_t begin, int64_t end);  // local rows
+  void save_rows(const StagingView& rows, int64_t n);
+  void forget_saved(int64_t row);
+
   void flip_parity(uint32_t parity_bit) { parity_ ^= parity_bit; }
   // Count, dirty and listed bits of a local row; this and what changes rows wants enter_deferred first.
   uint32_t word(int64_t row) const;
@@ -103,6 +110,7 @@ class Table {
   std::shared_ptr<Arena> trackers_;
   char* meta_ = nullptr;
   SsuView ssu_;
+  std::unique_ptr<char[]> saved_;
   std::vector<uint32_t> deferred_;
   size_t defer_limit_ = 0;
   uint32_t parity_ = 0;

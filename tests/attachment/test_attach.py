@@ -45,7 +45,7 @@ def test_tied_weights_are_one_table_all_of_whose_uses_count() -> None:
 def test_memory_is_that_of_the_trackers() -> None:
     model = nn.Embedding(1000, 64)
     memory = attach(model, trackers=Trackers(ssu_fraction=0.125)).memory()
-    assert memory == {"weight": 0, "state": 0, "metadata": 8000, "ssu": 500, "staging": 0}
+    assert memory == {"weight": 0, "state": 0, "metadata": 8000, "ssu": 500, "saved": 0, "staging": 0}
     assert attach(nn.Embedding(1000, 64), trackers=Trackers(ssu=False)).memory()["ssu"] == 0
 
 

@@ -35,6 +35,7 @@ def test_bytes_by_kind(optimizer: FusedOptimizer, state: int, drift: bool) -> No
         "metadata": (16 if drift else 8) * ROWS,
         "ssu": 0,
         "state": 4 * ROWS * state,
+        "saved": 0,
         "staging": 0,
     }
 
