@@ -17,6 +17,7 @@ _COMMANDS = {
     "emulate": ("cpr_native.cli.emulate", "emulate"),
     "inspect": ("cpr_native.cli.checkpoint", "inspect"),
     "plan": ("cpr_native.cli.plan", "plan"),
+    "report": ("cpr_native.cli.report", "report"),
     "verify": ("cpr_native.cli.checkpoint", "verify"),
 }
 

@@ -1,20 +1,28 @@
-"""The outcome of an emulation as `results.json` holds it."""
+"""The outcome of an emulation as `results.json` holds it; `docs/results.md` describes the file."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpr_native.emulate.rows import RowAge, RowsSaved
 from cpr_native.overhead import Overhead, Recovery
+
+VERSION = 2
+"""Of `results.json`; the first had no number, no `saves` and nothing of rows."""
 
 PARTS = ("save", "load", "lost", "reschedule")
 """The parts of the overhead, in the order of `results.json`, tables and plots."""
+
+_NUMBERS = re.compile(r"\[\n\s+([-+.\deE,\s]+?)\s+\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,8 @@ class FailureRecord:
         lost_lookups: lookups of the lost rows since they were last saved; 0 after a full recovery, which
             does that work again.
         mode: how the run recovered.
+        pls: what it added to the portion of lost samples.
+        row_age: how old the rows were that went back, whether a commit held them or not.
     """
 
     hour: float
@@ -35,21 +45,13 @@ class FailureRecord:
     rows_restored: int
     lost_lookups: int
     mode: Recovery
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as `results.json` holds it."""
-        return {
-            "hour": self.hour,
-            "shards": list(self.shards),
-            "rows_restored": self.rows_restored,
-            "lost_lookups": self.lost_lookups,
-            "mode": self.mode,
-        }
+    pls: float
+    row_age: RowAge
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveMark:
-    """One commit on the time axis of the report.
+    """One commit on the time axis.
 
     Args:
         hour: hours of work at which the snapshot was taken.
@@ -69,7 +71,7 @@ class RunResult:
     """The outcome of one strategy.
 
     Args:
-        strategy: `none`, `full`, `partial`, `mfu` or `ssu`.
+        strategy: its name, one of `cpr_native.emulate.settings.STRATEGIES`.
         seed: seed of model and failures.
         auc, logloss: of the held-out samples after training.
         overhead_percent: overhead in percent of the job's hours.
@@ -80,8 +82,8 @@ class RunResult:
         bytes_written: bytes of all files written for them.
         failures: in order of time.
         seconds: wall-clock seconds of the run; the only value that differs from run to run.
-        saves: commits in order of time, for the report only.
-        pls_trace: `(hour, pls)` after each failure, for the report only.
+        saves: commits in order of time.
+        rows_saved: how often rows were saved, by group of tables; nothing where nothing was saved.
     """
 
     strategy: str
@@ -97,24 +99,13 @@ class RunResult:
     failures: tuple[FailureRecord, ...]
     seconds: float
     saves: tuple[SaveMark, ...] = ()
-    pls_trace: tuple[tuple[float, float], ...] = ()
+    rows_saved: tuple[RowsSaved, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """The run as `results.json` holds it, keys in the documented order."""
-        return {
-            "strategy": self.strategy,
-            "seed": self.seed,
-            "auc": self.auc,
-            "logloss": self.logloss,
-            "overhead_percent": self.overhead_percent,
-            "overhead_hours": dataclasses.asdict(self.overhead_hours),
-            "pls_expected": self.pls_expected,
-            "pls": self.pls,
-            "commits": self.commits,
-            "bytes_written": self.bytes_written,
-            "failures": [failure.to_dict() for failure in self.failures],
-            "seconds": self.seconds,
-        }
+    @property
+    def pls_trace(self) -> tuple[tuple[float, float], ...]:
+        """`(hour, pls)` after each failure."""
+        sums = itertools.accumulate(failure.pls for failure in self.failures)
+        return tuple((failure.hour, pls) for failure, pls in zip(self.failures, sums, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +125,20 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """The content of `results.json`."""
         return {
+            "version": VERSION,
             "data": dict(self.data),
             "config": dict(self.config),
-            "runs": [run.to_dict() for run in self.runs],
+            "runs": [dataclasses.asdict(run) for run in self.runs],
         }
 
     def to_json(self) -> str:
-        """The text of `results.json`: two spaces of indent, keys in the documented order, newline at the end.
+        """The text of `results.json`: two spaces of indent, lists of numbers on one line, newline at the end.
 
         Raises:
             ValueError: a number is not finite (JSON has no such number).
         """
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+        return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text) + "\n"
 
 
 def write_results(results: Results, path: str | os.PathLike[str]) -> None:

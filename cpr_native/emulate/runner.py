@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cpr_native import overhead
 from cpr_native.config import Trackers
 from cpr_native.data import ClickBatch, auc, log_loss
-from cpr_native.emulate.accounting import overhead_of, save_hours
 from cpr_native.emulate.clock import VirtualClock
 from cpr_native.emulate.failures import Failure, FailureSchedule
-from cpr_native.emulate.results import FailureRecord, Results, RunResult, SaveMark
+from cpr_native.emulate.outcome import Outcome, outcome_of
+from cpr_native.emulate.recorder import RowRecorder
+from cpr_native.emulate.results import Results, RunResult
+from cpr_native.emulate.rows import RowAge
 from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
 from cpr_native.emulate.sources import ClickSource
 from cpr_native.models import DLRM, build_dlrm
-from cpr_native.overhead import Overhead
 from cpr_native.recovery import RecoveryManager
 from cpr_native.store import CheckpointStore
 from cpr_native.train import fit
@@ -118,7 +117,7 @@ def _run_strategy(
     observer.started(strategy, source.train_samples)
     if strategy == "none":
         _train_plainly(model, dense_optimizer, source, recipe.batch_size, observer)
-        outcome = _Outcome()
+        outcome = Outcome()
     else:
         outcome = _train_through_failures(
             emulation, source, strategy, model, dense_optimizer, directory, observer
@@ -139,7 +138,7 @@ def _run_strategy(
         failures=outcome.failures,
         seconds=round(time.monotonic() - begin, 3),
         saves=outcome.saves,
-        pls_trace=outcome.pls_trace,
+        rows_saved=outcome.rows_saved,
     )
 
 
@@ -157,29 +156,26 @@ def evaluate(model: DLRM, source: ClickSource) -> tuple[float, float]:
     return auc(truth, scores), log_loss(truth, scores)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What a recovery manager did in one run."""
-
-    overhead: Overhead = field(default_factory=Overhead)
-    pls_expected: float = 0.0
-    pls: float = 0.0
-    saves: tuple[SaveMark, ...] = ()
-    failures: tuple[FailureRecord, ...] = ()
-    pls_trace: tuple[tuple[float, float], ...] = ()
-
-
 class _Failures:
-    """A callback of `fit` that lets each failure of the schedule strike once, at its sample."""
+    """A callback of `fit` that lets each failure of the schedule strike once, at its sample.
 
-    def __init__(self, schedule: FailureSchedule, clock: VirtualClock, manager: RecoveryManager) -> None:
+    `recorder` is told of commits before that, and `ages` are those of the rows that went back.
+    """
+
+    def __init__(
+        self, schedule: FailureSchedule, clock: VirtualClock, manager: RecoveryManager, recorder: RowRecorder
+    ) -> None:
         self._pending: list[Failure] = list(schedule)
         self._clock = clock
         self._manager = manager
+        self._recorder = recorder
+        self.ages: list[RowAge] = []
 
     def __call__(self, step: int, loss: float) -> None:
+        self._recorder.saved(self._manager.saves)
         while self._pending and self._manager.samples >= self._clock.samples(self._pending[0].hour):
-            self._manager.recover(self._pending.pop(0).shards)
+            recovery = self._manager.recover(self._pending.pop(0).shards)
+            self.ages.append(self._recorder.age(recovery, self._manager.shards))
 
 
 def _loss(model: nn.Module, batch: ClickBatch) -> torch.Tensor:
@@ -212,13 +208,14 @@ def _train_through_failures(
     dense_optimizer: torch.optim.Optimizer,
     directory: Path,
     observer: Observer,
-) -> _Outcome:
+) -> Outcome:
     clock = VirtualClock(total_samples=source.train_samples, total_hours=emulation.job.total_hours)
     loader = source.train(emulation.recipe.batch_size)
     directory.mkdir(parents=True)
+    store = CheckpointStore(directory)
     manager = RecoveryManager(
         model,
-        CheckpointStore(directory),
+        store,
         policy=emulation.policy(strategy),
         job=emulation.job,
         costs=emulation.costs,
@@ -227,55 +224,30 @@ def _train_through_failures(
         dense_optimizer=dense_optimizer,
         background=False,
     )
+    recorder = RowRecorder(store, source.table_sizes, clock)
+    failures = _Failures(emulation.schedule, clock, manager, recorder)
+
+    def loss_of(module: nn.Module, batch: ClickBatch) -> torch.Tensor:
+        recorder.trains(batch, manager.samples)
+        return _loss(module, batch)
+
     with manager:
         fit(
             model,
             loader,
             manager,
-            loss_fn=_loss,
+            loss_fn=loss_of,
             dense_optimizer=dense_optimizer,
             batch_size_of=len,
-            callbacks=(
-                lambda step, loss: observer.stepped(strategy, manager.samples),
-                _Failures(emulation.schedule, clock, manager),
-            ),
+            callbacks=(lambda step, loss: observer.stepped(strategy, manager.samples), failures),
             resume=False,
         )
-    return _outcome(emulation, clock, manager, sum(source.table_sizes))
-
-
-def _outcome(emulation: Emulation, clock: VirtualClock, manager: RecoveryManager, rows: int) -> _Outcome:
-    dim = emulation.recipe.model.embedding_dim
-    size = {"total_rows": rows, "row_bytes": 8 + 4 * dim + 4 + 4}  # id, weight, optimizer state, counter
-    records, trace, pls = [], [], 0.0
-    for failure, recovery in zip(emulation.schedule, manager.recoveries, strict=True):
-        pls += recovery.pls
-        trace.append((failure.hour, pls))
-        records.append(
-            FailureRecord(
-                hour=failure.hour,
-                shards=failure.shards,
-                rows_restored=recovery.rows_restored,
-                lost_lookups=recovery.lost_lookups,
-                mode=recovery.mode,
-            )
-        )
-    marks = [
-        SaveMark(
-            hour=clock.hours(save.samples),
-            kind=save.kind,
-            bytes_written=save.bytes_written,
-            cost_hours=save_hours(save, emulation.costs, **size),
-        )
-        for save in manager.saves
-    ]
-    partial = manager.policy.recovery == "partial"
-    interval = manager.plan.partial_interval_hours
-    return _Outcome(
-        overhead=overhead_of(manager.saves, manager.recoveries, emulation.costs, **size),
-        pls_expected=overhead.expected_pls(emulation.job, interval) if partial else 0.0,
-        pls=manager.pls,
-        saves=tuple(marks),
-        failures=tuple(records),
-        pls_trace=tuple(trace),
+    recorder.saved(manager.saves)
+    return outcome_of(
+        emulation,
+        clock,
+        manager,
+        rows=sum(source.table_sizes),
+        ages=failures.ages,
+        rows_saved=recorder.times_saved(),
     )

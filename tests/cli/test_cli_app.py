@@ -40,11 +40,11 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for name in ("demo", "emulate", "plan", "inspect", "verify"):
+    for name in ("demo", "emulate", "plan", "report", "inspect", "verify"):
         assert f"\n  {name} " in out
 
 
-@pytest.mark.parametrize("name", ["demo", "emulate", "plan", "inspect", "verify"])
+@pytest.mark.parametrize("name", ["demo", "emulate", "plan", "report", "inspect", "verify"])
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "-h"]) == 0
     assert f"Usage: cpr-native {name}" in capsys.readouterr().out

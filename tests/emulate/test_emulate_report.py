@@ -11,6 +11,7 @@ import pytest
 from cpr_native.emulate import FailureRecord, Results, RunResult
 from cpr_native.emulate.report import render_report, write_report
 from cpr_native.emulate.results import SaveMark
+from cpr_native.emulate.rows import RowAge, RowsSaved
 from cpr_native.overhead import Overhead
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -20,13 +21,25 @@ def _run(strategy: str, mode: str, hours: Overhead, pls: float) -> RunResult:
     failures: tuple[FailureRecord, ...] = ()
     if strategy != "none":
         failures = tuple(
-            FailureRecord(hour=hour, shards=(shard,), rows_restored=54321, lost_lookups=987, mode=mode)  # type: ignore[arg-type]
+            FailureRecord(
+                hour=hour,
+                shards=(shard,),
+                rows_restored=54321,
+                lost_lookups=987,
+                mode=mode,
+                pls=pls / 2,  # type: ignore[arg-type]
+                row_age=RowAge(samples=(10, 40), hours=(1.0, 4.0), rows=(300, 100), lookups=(0, 70)),
+            )
             for hour, shard in ((11.0, 3), (40.0, 6))
         )
     return RunResult(
         strategy=strategy, seed=0, auc=0.7561 - pls / 100, logloss=0.45, pls_expected=0.1, pls=pls,
         overhead_percent=hours.total / 0.56, overhead_hours=hours, commits=2, bytes_written=12_345_678,
-        failures=failures, seconds=1.0, pls_trace=tuple((failure.hour, pls) for failure in failures),
+        failures=failures, seconds=1.0,
+        rows_saved=() if strategy == "none" else (
+            RowsSaved(group="prioritised", tables=7, times=(1, 3), rows=(900, 100), lookups=(10, 90)),
+            RowsSaved(group="small", tables=19, times=(9,), rows=(50,), lookups=(100,)),
+        ),
         saves=(
             SaveMark(hour=10.0, kind="base", bytes_written=6, cost_hours=0.1),
             SaveMark(hour=20.0, kind="priority", bytes_written=6, cost_hours=0.1),
@@ -72,6 +85,23 @@ class _Balance(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_every_plot_has_its_table(page: str) -> None:
+    assert page.count("<details>") == page.count("<svg")
+    assert len(re.findall(r"<summary>Numbers: [A-Z]", page)) == 8
+
+
+def test_runs_without_failure_and_without_rows_have_the_plots_they_can_have() -> None:
+    run = dataclasses.replace(RESULTS.runs[2], failures=(), rows_saved=())
+    page = render_report(dataclasses.replace(RESULTS, runs=(run,)))
+    assert page.count("<svg") == 3
+    assert "Age of rows" not in page
+    empty = RowAge(samples=(), hours=(), rows=(), lookups=())
+    failure = dataclasses.replace(RESULTS.runs[2].failures[0], row_age=empty)
+    page = render_report(dataclasses.replace(RESULTS, runs=(dataclasses.replace(run, failures=(failure,)),)))
+    assert page.count("<svg") == 5
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).lower()
+
+
 def test_report_refers_to_nothing_outside_itself(page: str) -> None:
     assert "http:" not in page
     assert "https:" not in page
@@ -86,7 +116,7 @@ def test_report_is_well_formed_and_every_plot_has_words(page: str) -> None:
     parser = _Balance()
     parser.feed(page)
     assert parser.open == []
-    assert len(parser.images) == page.count("<svg") == 4
+    assert len(parser.images) == page.count("<svg") == 8
     assert all("ssu" in words and "full" in words for words in parser.images)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpr_native.emulate import FailureRecord, Results, RunResult, write_results
+from cpr_native.emulate.results import SaveMark
+from cpr_native.emulate.rows import RowAge, RowsSaved
 from cpr_native.overhead import Overhead
 
 RUN = RunResult(
@@ -20,9 +22,20 @@ RUN = RunResult(
     pls=0.03,
     commits=9,
     bytes_written=1234,
-    failures=(FailureRecord(hour=20.5, shards=(1, 4), rows_restored=7, lost_lookups=11, mode="partial"),),
+    failures=(
+        FailureRecord(
+            hour=20.5,
+            shards=(1, 4),
+            rows_restored=7,
+            lost_lookups=11,
+            mode="partial",
+            pls=0.03,
+            row_age=RowAge(samples=(5, 40), hours=(0.5, 4.0), rows=(3, 4), lookups=(9, 2)),
+        ),
+    ),
     seconds=2.5,
-    pls_trace=((20.5, 0.03),),
+    saves=(SaveMark(hour=20.0, kind="base", bytes_written=1234, cost_hours=0.1),),
+    rows_saved=(RowsSaved(group="small", tables=2, times=(0, 9), rows=(1, 6), lookups=(0, 70)),),
 )
 RESULTS = Results(data={"source": "generator"}, config={"target_pls": 0.1}, runs=(RUN,))
 
@@ -31,6 +44,7 @@ def test_results_have_the_documented_shape(tmp_path: Path) -> None:
     write_results(RESULTS, tmp_path / "results.json")
     loaded = json.loads((tmp_path / "results.json").read_text())
     assert loaded == {
+        "version": 2,
         "data": {"source": "generator"},
         "config": {"target_pls": 0.1},
         "runs": [
@@ -52,9 +66,20 @@ def test_results_have_the_documented_shape(tmp_path: Path) -> None:
                         "rows_restored": 7,
                         "lost_lookups": 11,
                         "mode": "partial",
+                        "pls": 0.03,
+                        "row_age": {
+                            "samples": [5, 40],
+                            "hours": [0.5, 4.0],
+                            "rows": [3, 4],
+                            "lookups": [9, 2],
+                        },
                     }
                 ],
                 "seconds": 2.5,
+                "saves": [{"hour": 20.0, "kind": "base", "bytes_written": 1234, "cost_hours": 0.1}],
+                "rows_saved": [
+                    {"group": "small", "tables": 2, "times": [0, 9], "rows": [1, 6], "lookups": [0, 70]}
+                ],
             }
         ],
     }
@@ -64,6 +89,28 @@ def test_results_have_the_documented_shape(tmp_path: Path) -> None:
 def test_text_is_the_same_every_time() -> None:
     assert RESULTS.to_json() == RESULTS.to_json()
     assert RESULTS.to_json().endswith("}\n")
+
+
+def test_lists_of_numbers_are_on_one_line_and_text_is_as_it_was() -> None:
+    text = dataclasses.replace(RESULTS, data={"source": "[\n  1,\n  2\n]", "odd": [1, "2"]}).to_json()
+    assert '"shards": [1, 4],\n' in text
+    assert '"hours": [0.5, 4.0],\n' in text
+    assert json.loads(text)["data"] == {"source": "[\n  1,\n  2\n]", "odd": [1, "2"]}
+
+
+def test_pls_adds_up_failure_by_failure() -> None:
+    failure = RUN.failures[0]
+    later = dataclasses.replace(failure, hour=30.0, pls=0.01)
+    run = dataclasses.replace(RUN, failures=(failure, later))
+    assert run.pls_trace == ((20.5, 0.03), (30.0, 0.04))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows": (1,)}, {"times": (9, 0)}, {"times": (3, 3)}, {"lookups": (0, -1)}, {"times": (-1, 0)}]
+)
+def test_histograms_are_checked(wrong: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="times"):
+        dataclasses.replace(RUN.rows_saved[0], **wrong)  # type: ignore[arg-type]
 
 
 def test_numbers_without_json_form_leave_the_old_file(tmp_path: Path) -> None:

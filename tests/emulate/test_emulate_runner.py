@@ -1,80 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from emulation_cases import EMULATION, RECIPE, SAMPLES, SIZES, TinySource, schedule
 
-from cpr_native.data import ClickBatch
-from cpr_native.emulate import FailureSchedule, RunResult, given_failures, parse_failure
+from cpr_native.emulate import RunResult
 from cpr_native.emulate.runner import run_emulation
 from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
-from cpr_native.models import DLRM, DLRMConfig, Recipe
-from cpr_native.optim import RowWiseAdagrad
-from cpr_native.overhead import KAGGLE, Job
+from cpr_native.models import DLRM
+from cpr_native.overhead import Job
 from cpr_native.recovery import RecoveryManager
 from cpr_native.store import CheckpointStore
-
-SIZES = (4000, 900, 60)
-SAMPLES = 4096
-RECIPE = Recipe(
-    model=DLRMConfig(embedding_dim=8, bottom=(16, 8), top=(16, 1)),
-    batch_size=64,
-    table_optimizer=RowWiseAdagrad(lr=0.05),
-    dense_lr=0.02,
-)
-
-
-class TinyLoader:
-    """Samples of three skewed tables whose label depends on the rows looked up."""
-
-    def __init__(self, begin: int, end: int, batch_size: int) -> None:
-        generator = torch.Generator().manual_seed(7)
-        total = SAMPLES + 1024
-        uniform = torch.rand(len(SIZES), total, generator=generator)
-        sizes = torch.tensor(SIZES, dtype=torch.float32)[:, None]
-        rows = (uniform.square() * sizes).long()
-        self._ids = rows * 7919 % torch.tensor(SIZES)[:, None]
-        self._dense = torch.rand(total, 13, generator=generator)
-        signal = ((rows % 5) - 2).sum(0) + self._dense.sum(1) - 6.5
-        self._labels = (torch.rand(total, generator=generator) < torch.sigmoid(signal)).float()
-        self._begin, self._end, self._batch_size = begin, end, batch_size
-        self._position = begin
-
-    def __iter__(self) -> Iterator[ClickBatch]:
-        while self._position < self._end:
-            first, last = self._position, min(self._position + self._batch_size, self._end)
-            self._position = last
-            ids = self._ids[:, first:last].contiguous().reshape(-1)
-            yield ClickBatch(
-                dense=self._dense[first:last],
-                ids=ids,
-                offsets=torch.arange(ids.numel() + 1),
-                labels=self._labels[first:last],
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self._position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._position = state["position"]
-
-
-class TinySource:
-    table_sizes = SIZES
-    train_samples = SAMPLES
-
-    def train(self, batch_size: int) -> TinyLoader:
-        return TinyLoader(0, SAMPLES, batch_size)
-
-    def held_out(self, batch_size: int) -> TinyLoader:
-        return TinyLoader(SAMPLES, SAMPLES + 1024, batch_size)
-
-    def describe(self) -> dict[str, Any]:
-        return {"source": "tiny"}
 
 
 class Watcher:
@@ -92,15 +32,6 @@ class Watcher:
 
     def trained(self, strategy: str, model: DLRM) -> None:
         self.models[strategy] = model
-
-
-def _schedule(*failures: str) -> FailureSchedule:
-    return given_failures(map(parse_failure, failures), total_hours=56.0, num_shards=8)
-
-
-EMULATION = Emulation(
-    job=KAGGLE.job, costs=KAGGLE.costs, schedule=_schedule("13.1:3", "40.9:6"), recipe=RECIPE, seed=5
-)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +165,7 @@ def test_more_failures_of_more_shards(tmp_path: Path) -> None:
     emulation = dataclasses.replace(
         EMULATION,
         job=Job(total_hours=56.0, mtbf_hours=14.0, shards=8, failed_shards=2),
-        schedule=_schedule("5:0,7", "5:1", "20:2,3", "55.99:4,5"),
+        schedule=schedule("5:0,7", "5:1", "20:2,3", "55.99:4,5"),
     )
     run = _run(emulation, "ssu", tmp_path)
     assert [failure.shards for failure in run.failures] == [(0, 7), (1,), (2, 3), (4, 5)]
@@ -243,7 +174,7 @@ def test_more_failures_of_more_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["full", "partial"])
 def test_failures_within_the_last_step_all_strike(tmp_path: Path, strategy: str) -> None:
-    emulation = dataclasses.replace(EMULATION, schedule=_schedule("55.98:1", "55.99:2", "55.995:1"))
+    emulation = dataclasses.replace(EMULATION, schedule=schedule("55.98:1", "55.99:2", "55.995:1"))
     run = _run(emulation, strategy, tmp_path)
     assert [failure.shards for failure in run.failures] == [(1,), (2,), (1,)]
     if strategy == "partial":  # two losses of one shard at one step: the second has nothing more to lose
