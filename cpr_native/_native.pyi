@@ -112,6 +112,26 @@ class Chunk:
     def count(self) -> NDArray[np.uint32]: ...
     def close(self) -> None: ...
 
+class GatheredRows:
+    """Rows of one shard, of any tables, in the snapshot's memory. `nbytes`: ids, weights, state and counts;
+    `lookups`: sum of the counts; `rows`: their number for each table."""
+    @property
+    def shard(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def lookups(self) -> int: ...
+    @property
+    def rows(self) -> dict[int, int]: ...
+    def tensors(self, names: Sequence[str]) -> list[SegmentTensor]:
+        """The tensors of a segment of these rows, valid until `close`; `names[t]`: of table t."""
+    def close(self) -> None: ...
+
+class Gathering:
+    """Iterates over the rows of a snapshot, each time those of a segment; raises what `next_chunk` raises."""
+    def __iter__(self) -> Iterator[GatheredRows]: ...
+    def __next__(self) -> GatheredRows: ...
+
 class Snapshot:
     """Every selected row as it was when `Collection.begin` returned."""
     @property
@@ -138,6 +158,13 @@ class Snapshot:
 
         Raises TimeoutError after `timeout` seconds without one, CprError when the snapshot failed or was
         aborted.
+        """
+    def gather(self, max_bytes: int, shard_rows: Sequence[int]) -> Gathering:
+        """Read the chunks shard by shard, as what segments are made of; in place of `next_chunk`.
+
+        About `max_bytes` are gathered, over all shards; then the shard that holds most is handed out.
+        `shard_rows` [shards]: it is handed out when it has that many rows; negative: unknown. Raises
+        ValueError.
         """
     def commit(self) -> None:
         """Drop what the snapshot took, once it is durable; raises ValueError before the last chunk was
@@ -201,6 +228,23 @@ class Collection:
         """
     def state_columns(self, table: int) -> int:
         """Values of optimizer state a row."""
+    def keep_saved(self, table: int, keep: bool) -> None:
+        """Keep a copy of the rows as last saved, in as much memory as they take; or free it.
+
+        It begins as the rows are now and follows every row that a snapshot hands out. What an aborted
+        snapshot handed out counts as never saved. Raises SnapshotInProgress.
+        """
+    def refresh_saved(self, table: int, begin: int, end: int) -> None:
+        """Set that copy of global rows [begin, end), if it is kept, to the rows as they are now: restored.
+
+        Raises SnapshotInProgress.
+        """
+    def changes(self, table: int, *, threads: int = 1) -> NDArray[np.float32]:
+        """L2 distance of each row's weight from its copy as last saved, [num_embeddings].
+
+        Finite: of a row that was never saved, and for an infinity or NaN, it is the largest float. Raises
+        ValueError without the copy, SnapshotInProgress.
+        """
     def drift(self, table: int) -> NDArray[np.float32]:
         """Copy of the sum of the L2 norms of the steps of each row since it was last saved."""
     def set_drift(self, table: int, drift: TensorRef) -> None:
@@ -228,23 +272,6 @@ class Collection:
         """
     def bind_state(self, table: int, arrays: Sequence[TensorRef], owner: Any) -> None:
         """Take the caller's arrays, float32 [num_embeddings] or [num_embeddings, d], for the optimizer state
-    def keep_saved(self, table: int, keep: bool) -> None:
-        """Keep a copy of the rows as last saved, in as much memory as they take; or free it.
-
-        It begins as the rows are now and follows every row that a snapshot hands out. What an aborted
-        snapshot handed out counts as never saved. Raises SnapshotInProgress.
-        """
-    def refresh_saved(self, table: int, begin: int, end: int) -> None:
-        """Set that copy of global rows [begin, end), if it is kept, to the rows as they are now: restored.
-
-        Raises SnapshotInProgress.
-        """
-    def changes(self, table: int, *, threads: int = 1) -> NDArray[np.float32]:
-        """L2 distance of each row's weight from its copy as last saved, [num_embeddings].
-
-        Finite: of a row that was never saved, and for an infinity or NaN, it is the largest float. Raises
-        ValueError without the copy, SnapshotInProgress.
-        """
         of the rows: torch's own optimizer writes it, snapshots copy it and `load_rows` restores it.
         """
     def track(self, table: int, ids: TensorRef) -> None:

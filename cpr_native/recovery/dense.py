@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,7 +100,7 @@ class DenseState:
     def capture(self) -> dict[str, Any]:
         """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others."""
         position = None if self.loader is None else self.loader.state_dict()
-        return copy.deepcopy(
+        state: dict[str, Any] = copy.deepcopy(
             {
                 "model": self._parameters(),
                 "optimizer": optimizers.capture(self.optimizer, self._row_states),
@@ -111,9 +112,9 @@ class DenseState:
                 "position": position,
                 "app_state": {name: member.state_dict() for name, member in self.app_state.items()},
                 "app_state_classes": {name: class_of(member) for name, member in self.app_state.items()},
-                "rng": rng_state(),
             }
         )
+        return {**state, "rng": rng_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything back, parameters in place.
@@ -212,6 +213,8 @@ def encode(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     data = buffer.getvalue()
+    if _is_plain(dict(state)):
+        return data
     try:
         decode(data)
     except Exception as error:
@@ -220,6 +223,20 @@ def encode(state: Mapping[str, Any]) -> bytes:
             f"torch.load(weights_only=True) refuses; use plain values and tensors: {error}"
         ) from error
     return data
+
+
+def _is_plain(value: object) -> bool:
+    """Whether `value` is of nothing but what `decode` reads for certain, so that it need not be tried."""
+    kind = type(value)
+    if kind is int:
+        return -(2**63) <= value < 2**63  # type: ignore[operator]
+    if kind in (bool, float, str, type(None)):
+        return True
+    if kind in (dict, OrderedDict):
+        return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())  # type: ignore[attr-defined]
+    if kind in (list, tuple):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return kind is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
 def decode(data: bytes) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,10 @@ from cpr_native.errors import CprError
 from cpr_native.recovery.combined import CombinedSnapshot
 from cpr_native.recovery.dense import encode
 from cpr_native.recovery.report import SaveReason, SaveReport
-from cpr_native.store import SegmentPart
 
 if TYPE_CHECKING:
     from cpr_native.policy import SaveKind
     from cpr_native.store import Save
-
-# Seconds to wait for a chunk before the parts gathered are written, which returns their staging memory.
-_CHUNK_TIMEOUT = 0.1
 
 
 @dataclass(kw_only=True)
@@ -73,13 +68,11 @@ def _undo(pending: PendingSave) -> None:
 class BackgroundSaver:
     """Writes saves; all methods are called by the training thread.
 
-    `table_names`: in the engine's order; `shards`: their number. Each save has a thread of its own, which
-    is not a daemon: a process that exits without `close()` still finishes the save in flight.
+    Each save has a thread of its own, which is not a daemon: a process that exits without `close()` still
+    finishes the save in flight.
     """
 
-    def __init__(self, table_names: Sequence[str], shards: int) -> None:
-        self._table_names = tuple(table_names)
-        self._shards = shards
+    def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._outcome: SaveDone | SaveFailed | None = None
 
@@ -117,13 +110,12 @@ class BackgroundSaver:
 
     def _write(self, pending: PendingSave) -> SaveDone:
         snapshot, save = pending.snapshot, pending.save
-        lookups = np.zeros(self._shards, np.int64)
         try:
             if isinstance(snapshot, CombinedSnapshot):
                 rows, counts = snapshot.add_to(save)
-                lookups += counts
             else:
-                rows = self._drain(snapshot, save, lookups)
+                rows, counts = save.add_snapshot(snapshot)
+            lookups = np.array(counts, np.int64)
             dense = {"state": encode(pending.dense)}
             unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
             if snapshot.status != "complete":
@@ -146,27 +138,3 @@ class BackgroundSaver:
             retention_error=result.retention_error,
         )
         return SaveDone(report=report, lookups=lookups)
-
-    def _drain(self, snapshot: Snapshot, save: Save, lookups: NDArray[np.int64]) -> int:
-        rows = 0
-        while True:
-            try:
-                chunk = snapshot.next_chunk(_CHUNK_TIMEOUT)
-            except TimeoutError:
-                save.flush()
-                continue
-            if chunk is None:
-                return rows
-            lookups[chunk.shard] += int(chunk.count.sum(dtype=np.int64))
-            rows += len(chunk.rows)
-            save.add(
-                SegmentPart(
-                    shard=chunk.shard,
-                    table=self._table_names[chunk.table],
-                    rows=chunk.rows,
-                    weight=chunk.weight,
-                    state=chunk.state,
-                    count=chunk.count,
-                    close=chunk.close,
-                )
-            )

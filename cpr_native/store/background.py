@@ -8,12 +8,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cpr_native._native import SegmentFile
-from cpr_native.store.segment import SegmentPart
 
 T = TypeVar("T")
+H = TypeVar("H", bound="Held")
+
+
+class Held(Protocol):
+    """Memory that the bytes of a segment come from: a `SegmentPart`, or a snapshot's `GatheredRows`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        ...
+
+    @property
+    def close(self) -> Callable[[], object]:
+        """Gives it back."""
+        ...
 
 
 class Workers:
@@ -80,7 +94,7 @@ class Syncing:
         self._bytes = 0
         self._waiting: deque[tuple[Future[None], int]] = deque()
 
-    def add(self, file: SegmentFile, parts: list[SegmentPart]) -> None:
+    def add(self, file: SegmentFile, parts: list[H]) -> None:
         """Takes a file and its parts over; raises the OSError of an earlier one."""
         if self._workers is None:
             _sync(file, parts)
@@ -108,14 +122,14 @@ class Syncing:
                 self._wait_oldest()
 
 
-def _sync(file: SegmentFile, parts: list[SegmentPart]) -> None:
+def _sync(file: SegmentFile, parts: list[H]) -> None:
     try:
         file.sync()
     finally:
         close_parts(parts)
 
 
-def close_parts(parts: list[SegmentPart]) -> None:
+def close_parts(parts: list[H]) -> None:
     """Closes `parts` and empties the list."""
     while parts:
         parts.pop().close()

@@ -10,12 +10,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpr_native._native import GatheredRows
 from cpr_native.errors import CprError, FencedError
 from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.check import check_base_rows
 from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, check_json, encode
-from cpr_native.store.segment import SegmentPart, write_dense, write_rows
+from cpr_native.store.segment import SegmentPart, write_dense, write_gathered, write_rows
 
 
 def prepare_manifest(chain: Path, manifest: Manifest) -> Ref:
@@ -39,13 +40,14 @@ def publish_manifest(chain: Path, manifest: Manifest) -> None:
     manifests = chain / naming.MANIFESTS
     temporary = _temporary(chain, manifest)
     try:
-        taken = [naming.parse(name) for name in files.list_directory(manifests)]
-        if any(p and p.what == "manifest" and p.sequence >= manifest.sequence for p in taken):
+        own = naming.manifest_name(manifest.sequence)  # names of commits sort as their numbers
+        taken = [naming.parse(name) for name in files.list_directory(manifests) if name >= own]
+        if any(p and p.what == "manifest" for p in taken):
             raise FencedError(
                 f"{chain}: a newer writer has committed; this one (sequence {manifest.sequence}) must stop"
             )
         try:
-            files.link_new(temporary, manifests / naming.manifest_name(manifest.sequence))
+            files.link_new(temporary, manifests / own)
         except FileExistsError:
             raise FencedError(
                 f"{chain}: sequence {manifest.sequence} was committed by another writer"
@@ -118,13 +120,33 @@ class ChainSave:
         if self._missing == 0 or self.gathered_bytes >= self._max_segment_bytes:
             self.write()
 
+    @property
+    def missing(self) -> int:
+        """Rows that a base of the shard still needs; negative for any other save."""
+        return self._missing
+
+    def add_gathered(self, gathered: GatheredRows) -> None:
+        """Takes over what a snapshot of the writer's tables gathered and writes it as one segment.
+
+        Raises ValueError for rows of another shard (they stay the caller's); OSError.
+        """
+        self._check_open()
+        if gathered.shard != self._shard:
+            raise ValueError(f"rows: expected shard {self._shard}, got {gathered.shard}")
+        file, record = write_gathered(self._new_segment(), gathered, self.manifest.schema, self._metadata())
+        self._missing -= sum(record.rows.values())
+        self._syncing.add(file, [gathered])
+        self._records.append(record)
+
+    def _metadata(self) -> dict[str, str]:
+        return {"run_id": self.manifest.run_id, "chain": self.manifest.chain, "kind": self.manifest.kind}
+
     def write(self) -> None:
         """Writes what is gathered as one segment, which becomes durable in the background; raises OSError."""
         self._check_open()
         if not self._parts:
             return
-        metadata = {"run_id": self.manifest.run_id, "chain": self.manifest.chain, "kind": self.manifest.kind}
-        file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, metadata)
+        file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, self._metadata())
         parts, self._parts, self._gathered_bytes = self._parts, [], 0
         self._syncing.add(file, parts)
         self._records.append(record)

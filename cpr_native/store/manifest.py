@@ -18,7 +18,7 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
 from cpr_native.store.checks import check_count, check_text, exact_fields
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.schema import CollectionSchema, Placement, json_text
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # tables of the first say neither dtype nor state columns
@@ -174,15 +174,16 @@ def encode(manifest: Manifest) -> tuple[bytes, Ref]:
         "parent": manifest.parent.to_json() if manifest.parent else None,
         "grandparent": manifest.grandparent.to_json() if manifest.grandparent else None,
         "exact_parent": manifest.exact_parent.to_json() if manifest.exact_parent else None,
-        "schema": manifest.schema.to_json(),
-        "placement": manifest.placement.to_json(),
         "segments": [record.to_json() for record in manifest.segments],
         "commits": {str(shard): ref.to_json() for shard, ref in manifest.commits.items()},
         "blobs": list(manifest.blobs),
         "engine": dict(manifest.engine),
         "info": dict(manifest.info),
     }
-    text = json.dumps(body, sort_keys=True, indent=1, allow_nan=False).encode("ascii") + b"\n"
+    texts = {name: json_text(value) for name, value in body.items()}
+    texts |= {"schema": manifest.schema.json_text, "placement": manifest.placement.json_text}
+    inner = ",\n ".join(f'"{name}": {texts[name]}' for name in sorted(texts))
+    text = f"{{\n {inner}\n}}\n".encode("ascii")
     if len(text) + _TRAILER_BYTES > MAX_MANIFEST_BYTES:
         raise ValueError(f"manifest: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(text)}")
     crc = _crc(np.frombuffer(text, np.uint8))

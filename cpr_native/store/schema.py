@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -116,6 +118,11 @@ class CollectionSchema:
         data["tables"] = list(data["tables"])
         return data
 
+    @functools.cached_property
+    def json_text(self) -> str:
+        """`to_json` as a manifest has it: every commit has the same."""
+        return json_text(self.to_json())
+
     @classmethod
     def from_json(cls, data: object, *, typed: bool = True) -> CollectionSchema:
         """Returns the schema that `to_json` wrote; raises ValueError or TypeError for anything else.
@@ -211,6 +218,11 @@ class Placement:
         """Returns the placement as JSON values; `from_json` gives an equal placement."""
         return {"strategy": self.strategy, "shards": self.shards, "blocks": dict(self.blocks)}
 
+    @functools.cached_property
+    def json_text(self) -> str:
+        """`to_json` as a manifest has it: every commit has the same."""
+        return json_text(self.to_json())
+
     @classmethod
     def from_json(cls, data: object) -> Placement:
         """Returns the placement that `to_json` wrote; raises ValueError or TypeError for anything else."""
@@ -218,3 +230,11 @@ class Placement:
         if not isinstance(values["blocks"], dict):
             raise TypeError("placement: blocks must be an object")
         return cls(**values)
+
+
+def json_text(value: object) -> str:
+    """Returns JSON values as text inside a manifest: sorted keys, a space a level, one level in."""
+    plain = not isinstance(value, dict | list)  # which the encoder in C takes
+    return json.dumps(value, sort_keys=True, indent=None if plain else 1, allow_nan=False).replace(
+        "\n", "\n "
+    )

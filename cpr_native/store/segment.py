@@ -126,7 +126,21 @@ def write_rows(
         if (table, name) in gathered
     }
     labels = {f"{t.name}.weight": t.dtype for t in schema.tables if t.dtype == "bfloat16"}
-    file = _write(path, tensors, metadata, labels)
+    file = _write(path, _described(tensors, labels), metadata)
+    return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc, rows=rows)
+
+
+def write_gathered(
+    path: Path, gathered: _native.GatheredRows, schema: CollectionSchema, metadata: Mapping[str, str]
+) -> tuple[_native.SegmentFile, SegmentRecord]:
+    """Writes what a snapshot's `gather` handed out as a new segment, straight from the snapshot's memory.
+
+    The tables of `schema` are those of the snapshot's collection, in its order. Returns and raises what
+    `write_rows` does.
+    """
+    names = [table.name for table in schema.tables]
+    file = _write(path, gathered.tensors(names), metadata)
+    rows = {names[table]: count for table, count in gathered.rows.items()}
     return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc, rows=rows)
 
 
@@ -152,17 +166,14 @@ def write_dense(
             arrays[name] = np.require(value, value.dtype.newbyteorder("="), "C")
         else:
             raise TypeError(f"dense {name!r}: expected a NumPy array or bytes, got {type(value).__name__}")
-    file = _write(path, {name: [array] for name, array in arrays.items()}, {}, {})
+    file = _write(path, _described({name: [array] for name, array in arrays.items()}, {}), {})
     return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc), tuple(sorted(blobs))
 
 
-def _write(
-    path: Path,
-    tensors: Mapping[str, list[NDArray[Any]]],
-    metadata: Mapping[str, str],
-    labels: Mapping[str, str],
-) -> _native.SegmentFile:
-    """Writes tensors given as pieces; `labels`: those whose dtype is another one than their arrays'."""
+def _described(
+    tensors: Mapping[str, list[NDArray[Any]]], labels: Mapping[str, str]
+) -> list[_native.SegmentTensor]:
+    """Describes tensors given as pieces; `labels`: those whose dtype is another one than their arrays'."""
     described = []
     # The widest items first: every tensor is aligned to its items.
     for name in sorted(tensors, key=lambda name: -tensors[name][0].dtype.itemsize):
@@ -173,4 +184,10 @@ def _write(
             shape = (sum(piece[1][0] for piece in pieces), *shape[1:])
         labelled = [(address, extent, dtype) for address, extent, _ in pieces]
         described.append(_native.SegmentTensor(name, dtype, shape, labelled))
-    return _native.SegmentFile(os.fspath(path), described, dict(metadata))
+    return described
+
+
+def _write(
+    path: Path, tensors: Sequence[_native.SegmentTensor], metadata: Mapping[str, str]
+) -> _native.SegmentFile:
+    return _native.SegmentFile(os.fspath(path), tensors, dict(metadata))

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpr_native._native import Snapshot
 from cpr_native.errors import CprError
 from cpr_native.store import naming
 from cpr_native.store.background import Syncing, Workers
@@ -82,6 +83,25 @@ class Save:
         self._shards[part.shard].add(part)
         while sum(save.gathered_bytes for save in self._shards.values()) >= self._writer.max_segment_bytes:
             max(self._shards.values(), key=lambda save: save.gathered_bytes).write()
+
+    def add_snapshot(self, snapshot: Snapshot) -> tuple[int, list[int]]:
+        """Takes all rows of a snapshot of the writer's tables; returns their number, and lookups per shard.
+
+        Rows are gathered, summed and written in native code, in the background and within the memory that
+        `add` keeps to. The snapshot's shards are the placement's, its tables those of the schema, in order.
+        Raises OSError and what reading the snapshot raises: then only `abort` is of use.
+        """
+        rows, lookups = 0, [0] * len(self._shards)
+        missing = [save.missing for save in self._shards.values()]
+        for gathered in snapshot.gather(self._writer.max_segment_bytes, missing):
+            try:
+                rows += sum(gathered.rows.values())
+                lookups[gathered.shard] += gathered.lookups
+                self._shards[gathered.shard].add_gathered(gathered)
+            except BaseException:
+                gathered.close()
+                raise
+        return rows, lookups
 
     def flush(self) -> None:
         """Makes all parts held durable and closes them, for a snapshot without memory; raises OSError."""

@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "bind/checks.hpp"
+#include "bind/gathering.hpp"
 #include "bind/register.hpp"
 #include "bind/snapshot_handle.hpp"
 
@@ -80,6 +82,38 @@ std::optional<ChunkHandle> next_chunk(SnapshotHandle& snapshot, std::optional<do
   return ChunkHandle(std::move(chunk));
 }
 
+std::unique_ptr<Gathering> gather(const SnapshotHandle& snapshot, int64_t max_bytes, std::vector<int64_t> shard_rows) {
+  require(max_bytes >= 1, "max_bytes: expected at least 1, got " + std::to_string(max_bytes));
+  require(!shard_rows.empty(), "shard_rows: expected one count a shard, got none");
+  return std::make_unique<Gathering>(snapshot.shared(), max_bytes, std::move(shard_rows));
+}
+
+GatheredRows next_rows(Gathering& gathering) {
+  std::optional<GatheredRows> rows;
+  {
+    const py::gil_scoped_release release;
+    rows = gathering.next();
+  }
+  if (!rows.has_value()) throw py::stop_iteration();
+  return std::move(*rows);
+}
+
+// May be called by two threads: the interpreter's lock orders the exchange.
+void close_rows(GatheredRows& rows) {
+  std::vector<Chunk> chunks = std::exchange(rows.chunks, {});
+  const py::gil_scoped_release release;
+  chunks.clear();
+}
+
+std::vector<store::SegmentTensor> tensors_of(const GatheredRows& rows, const std::vector<std::string>& names) {
+  require(!rows.chunks.empty(), "rows: expected open ones, got rows after close()");
+  const int last = rows.rows.rbegin()->first;
+  require(static_cast<size_t>(last) < names.size(), "names: expected one for each table, at least " +
+                                                        std::to_string(last + 1) + ", got " +
+                                                        std::to_string(names.size()));
+  return rows.tensors(names);
+}
+
 const char* status_name(Snapshot::Status status) {
   switch (status) {
     case Snapshot::Status::kWalking:
@@ -109,6 +143,17 @@ void register_snapshot(py::module_& m) {
       .def("close", &ChunkHandle::close);
 
   const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<GatheredRows>(m, "GatheredRows")
+      .def_readonly("shard", &GatheredRows::shard)
+      .def_readonly("nbytes", &GatheredRows::bytes)
+      .def_readonly("lookups", &GatheredRows::lookups)
+      .def_readonly("rows", &GatheredRows::rows)
+      .def("tensors", &tensors_of, py::arg("names"))
+      .def("close", &close_rows);
+  py::class_<Gathering>(m, "Gathering")
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", &next_rows);
+
   py::class_<SnapshotHandle>(m, "Snapshot")
       .def_property_readonly("step", [](const SnapshotHandle& s) { return s->step(); })
       .def_property_readonly("status", [](const SnapshotHandle& s) { return status_name(s->status()); })
@@ -118,6 +163,7 @@ void register_snapshot(py::module_& m) {
       .def(
           "walk", [](SnapshotHandle& s) { s->start_walk(); }, release)
       .def("next_chunk", &next_chunk, py::arg("timeout") = py::none())
+      .def("gather", &gather, py::arg("max_bytes"), py::arg("shard_rows"))
       .def(
           "commit", [](SnapshotHandle& s) { s->commit(); }, release)
       .def(

@@ -17,6 +17,7 @@ class SnapshotHandle {
 
   Snapshot& operator*() const { return *snapshot_; }
   Snapshot* operator->() const { return snapshot_.get(); }
+  std::shared_ptr<Snapshot> shared() const { return snapshot_; }
 
  private:
   std::shared_ptr<Snapshot> snapshot_;

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cpr_native.recovery import dense
 from cpr_native.recovery.dense import DenseState, decode, encode, rng_state, set_rng_state
 
 
@@ -131,9 +133,35 @@ def test_another_dense_optimizer_is_refused_and_nothing_changes(make: Any, match
     assert position.at == 5
 
 
-def test_state_that_could_not_be_read_back_is_refused_when_saved() -> None:
-    class Odd:
-        pass
-
+@pytest.mark.parametrize(
+    "odd",
+    [
+        random.Random(3),
+        [{"a": (1, random.Random(3))}],
+        {random.Random(3): 1},
+        OrderedDict(a=[random.Random(3)]),
+        10**1000,
+    ],
+    ids=["itself", "nested", "key", "ordered", "long"],
+)
+def test_state_that_could_not_be_read_back_is_refused_when_saved(odd: object) -> None:
     with pytest.raises(TypeError, match="weights_only"):
-        encode({"position": random.Random(3)})
+        encode({"position": odd})
+
+
+def test_plain_state_is_what_can_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read back to find out."""
+    state: dict[str, Any] = {
+        "model": OrderedDict(a=torch.ones(2, 3)[:, 1:], b=torch.zeros((), dtype=torch.bfloat16)),
+        "values": [1, -(2**63), 2**63 - 1, 0.5, float("inf"), "\u00e9\n", True, None, (), {}, (1, [2, (3,)])],
+        "rng": rng_state(),
+    }
+    with monkeypatch.context() as patch:
+        patch.delattr(dense, "decode")
+        data = encode(state)
+    got = decode(data)
+    assert got["values"] == state["values"]
+    assert list(got) == list(state)
+    assert torch.equal(got["model"]["a"], state["model"]["a"])
+    assert got["model"]["b"].dtype is torch.bfloat16
+    assert got["rng"]["python"] == state["rng"]["python"]

@@ -54,6 +54,15 @@ def test_round_trip() -> None:
     assert data.isascii()
 
 
+def test_text_is_that_of_json_with_sorted_keys_and_a_space_a_level() -> None:
+    for manifest in (MANIFEST, replace(MANIFEST, segments=(), commits={}, engine={}, info={}, parent=None)):
+        text = encode(manifest)[0][:-16]
+        values = json.loads(text)
+        assert text.decode() == json.dumps(values, sort_keys=True, indent=1) + "\n"
+        assert values["schema"] == SCHEMA.to_json()
+        assert values["placement"] == PLACEMENT.to_json()
+
+
 def test_rows_and_bytes_are_sums_over_segments() -> None:
     more = SegmentRecord(name="000000000009-001.safetensors", size=11, crc=0, rows={"user": 1, "tiny": 2})
     manifest = replace(MANIFEST, segments=(*MANIFEST.segments, more))
