@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cpr_native.attachment import Attachment
-from cpr_native.policy import Policy, Ssu, prioritised_tables
+from cpr_native.policy import Drift, Policy, Ssu, prioritised_tables
 from cpr_native.recovery.group import ModuleGroup
 from cpr_native.recovery.parts import Part, Tracked, check_parts, find_parts, optimizer_of, seed_of
 from cpr_native.store import CollectionSchema, Placement, TableSchema
@@ -63,6 +63,13 @@ class TrainedCollection:
                 raise ValueError(f"table {table.name!r}: partial recovery needs the mfu tracker, it is off")
         if policy.recovery == "partial":
             self._check_rows(policy)
+        if isinstance(policy, Drift):
+            for index in prioritised_tables(self.engine.tables, policy.row_share):
+                if not self._trackers[index].drift:
+                    raise ValueError(
+                        f"table {self.schema.tables[index].name!r}: Drift() needs Trackers(drift=True), got "
+                        f"{self._trackers[index]}"
+                    )
         if isinstance(policy, Ssu):
             for index in prioritised_tables(self.engine.tables, policy.row_share):
                 trackers = self._trackers[index]

@@ -281,8 +281,7 @@ class RecoveryManager(DenseMembers):
 
     def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
         restored = restore.restore_shards(self.shards, failed, self._half)
-        if any(part.broken for part in restored):
-            self._saves.require_base()
+        self._saves.restored(restored, [self.shards[number] for number in failed])
         lookups, pls = self._losses.shards_lost(
             failed, samples=self.samples, saved_samples=self._saves.exact_samples
         )
