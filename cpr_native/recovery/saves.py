@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpr_native.policy import Policy, SaveKind, clears_dirty
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState
+from cpr_native.recovery.last_saved import LastSaved, Priorities
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import SaveReason, SaveReport
 from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
+from cpr_native.shard import Restored, Shard
 from cpr_native.store import CheckpointStore, Placement, StoreWriter
 from cpr_native.store.checks import check_count
 
@@ -27,17 +26,6 @@ class Cut:
     step: int
     samples: int
     info: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Priorities:
-    """What a policy may ask at a save; see `cpr_native.policy.Ranking`."""
-
-    number: int
-
-    def changes(self, table: int) -> NDArray[np.float32]:
-        """Raise ValueError."""
-        raise ValueError(f"table {table}: there is no copy of its rows as last saved")
 
 
 class Saves:
@@ -67,6 +55,7 @@ class Saves:
         self._policy = policy
         self._placement = placement
         self._blocks = tables.blocks(placement)
+        self._last_saved = LastSaved(tables, policy)
         self._ledger = ledger
         self._background = background
         self._keep = keep
@@ -84,6 +73,7 @@ class Saves:
     def open(self, store: CheckpointStore) -> None:
         """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises."""
         self.writer = store.writer(self._tables.schema, self._placement, keep=self._keep)
+        self._last_saved.keep()
         if self._ledger is not None:
             self._ledger.watch([part.module for part in self._tables.parts], self._blocks)
 
@@ -134,11 +124,12 @@ class Saves:
         if self._needs_base or not writer.permits(kind):
             kind = "base"
         started = perf_counter()
-        selections = self._policy.selections(self._engine.tables, kind, Priorities(self.due_saves))
         scalars = self._tables.module.optimizer_scalars()
         save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:
             self._tables.sync()
+            ranking = Priorities(self.due_saves, self._last_saved)
+            selections = self._policy.selections(self._engine.tables, kind, ranking)
             dense = self._dense.capture()
             snapshot = self._engine.begin(
                 selections,
@@ -199,6 +190,12 @@ class Saves:
         self.settle()
         self.raise_error()
 
+    def restored(self, parts: Sequence[Restored], shards: Sequence[Shard]) -> None:
+        """Go on after the rows of `shards` were restored as `parts` say."""
+        self._last_saved.restored(shards)
+        if any(part.broken for part in parts):
+            self.require_base()
+
     def require_base(self) -> None:
         """Make the next save a base: a damaged base or delta was left out of the rows in memory."""
         self.require_writer().require_base()
@@ -210,6 +207,7 @@ class Saves:
         self.due_saves = cut.info["due_saves"]
         self.exact_step, self.exact_samples = cut.step if exact else -1, cut.samples
         self._needs_base = False
+        self._last_saved.keep()
         if self._ledger is not None:
             self._ledger.rewind(cut.info["lookups"])
 
@@ -226,3 +224,4 @@ class Saves:
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.close()
+            self._last_saved.free()
