@@ -20,7 +20,7 @@ constexpr int kNice = 10;  // never idle priority: a walk that holds a chunk mus
 constexpr int64_t kMaxChunkBytes = int64_t{16} << 20;
 constexpr int64_t kMinChunkRows = 256;
 constexpr int64_t kRowsPerFlush = 1 << 20;
-constexpr int64_t kScanned = 512;  // rows between looks at whether the snapshot was given up
+constexpr int64_t kScanned = 1 << 14;  // rows at most between looks at whether the snapshot was given up
 
 typedef uint64_t Words __attribute__((vector_size(16), aligned(2), may_alias));
 
@@ -74,6 +74,18 @@ float racy_drift(const TableView& view, int64_t row, uint32_t word) {
   float drift = 0.0F;
   racy_gather(drift_cell(view, row), 0, &drift, 1, 1);
   return drift;
+}
+
+// A row far from the one before, to be copied soon.
+void prefetch_row(const TableView& view, int64_t row) {
+  const int64_t bytes = weight_bytes(view.format);
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(weight_bytes_of(view, row) + byte);
+  for (int a = 0; a < view.num_arrays; ++a) {
+    const StateArray& array = view.arrays[a];
+    for (int64_t column = 0; column < array.columns; column += 16) {
+      __builtin_prefetch(array.data + row * array.columns + column);
+    }
+  }
 }
 
 // Weights and state of rows [row, row + n), which the update pass may write meanwhile, into slots from `slot` on.
@@ -178,6 +190,7 @@ bool Snapshot::scan(const TableView& table, const SelectRule& rule, int64_t* row
         to.rows[slot + n] = at + view.row_offset;
         to.words[slot + n] = true_word(view, at, word);
         if (view.track_drift) to.drift[slot + n] = drift;
+        if (view.parity_bit == kParityBit) prefetch_row(view, at);
         ++n;
         break;
       }
