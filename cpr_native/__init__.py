@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         EmbeddingFusedOptimizer,
     )
     from cpr_native.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
-    from cpr_native.overhead import Costs, Job
+    from cpr_native.overhead import ClosedLoop, Costs, Job
     from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
     from cpr_native.recovery import RecoveryManager, ResumableLoader
     from cpr_native.store import CheckpointStore
@@ -33,6 +33,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "CheckpointStore",
+    "ClosedLoop",
     "Costs",
     "DataType",
     "Delta",
@@ -71,7 +72,7 @@ _HOMES = {
         "EmbeddingFusedOptimizer",
     ),
     "cpr_native.optim": ("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "RowWiseAdagrad"),
-    "cpr_native.overhead": ("Costs", "Job"),
+    "cpr_native.overhead": ("ClosedLoop", "Costs", "Job"),
     "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
     "cpr_native.recovery": ("RecoveryManager", "ResumableLoader"),
     "cpr_native.store": ("CheckpointStore",),

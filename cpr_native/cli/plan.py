@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from cpr_native import overhead
-from cpr_native.cli.output import console, json_option, new_table, print_json, usage_errors
-from cpr_native.overhead import Costs, Job, Overhead, Plan, Recovery
+from cpr_native.cli.output import json_option, print_json, usage_errors
+from cpr_native.cli.plan_choices import Request, choices, closed_loop, recommend
+from cpr_native.cli.plan_output import plot, show
+from cpr_native.cli.plan_tables import exponents_of_sample, parse_tables, with_skew
+from cpr_native.overhead import (
+    ClosedLoop,
+    Costs,
+    FailureFit,
+    FailureTimes,
+    Job,
+    TableUse,
+    fit_failures,
+    read_failure_log,
+)
 
 _OPTIONS = {
     "total_hours": "--total",
@@ -23,25 +35,11 @@ _OPTIONS = {
     "reschedule": "--reschedule-cost",
     "target_pls": "--target-pls",
     "fraction": "--fraction",
+    "probability": "--probability",
+    "skew": "--skew",
+    "exponent": "--skew",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Choice:
-    """One way to run the job."""
-
-    strategy: str
-    recovery: Recovery
-    interval_hours: float
-    overhead: Overhead
-    pls_expected: float
-    pls_expected_job: float
-
-    def to_dict(self, total_hours: float) -> dict[str, Any]:
-        values = dataclasses.asdict(self)
-        values["overhead_hours"] = values.pop("overhead")
-        values["overhead_percent"] = self.overhead.percent(total_hours)
-        return values
+_FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
 
 @click.command(
@@ -49,7 +47,9 @@ class _Choice:
     "--save-cost 0.094 --load-cost 0.045 --reschedule-cost 0.045 --target-pls 0.1"
 )
 @click.option("--shards", type=int, required=True, help="Shards that hold the embedding tables.")
-@click.option("--mtbf", type=float, required=True, help="Mean time between failures, hours.")
+@click.option("--mtbf", type=float, default=None, help="Mean time between failures, hours.")
+@click.option("--failure-log", type=_FILE, default=None, metavar="CSV",
+              help="Instead of --mtbf; has hours_between, failed_at_hours or failed_at.")  # fmt: skip
 @click.option("--total", type=float, required=True, help="Length of the job without overhead, hours.")
 @click.option("--save-cost", type=float, required=True, help="Training time lost to one full save, hours.")
 @click.option("--save-fixed-cost", type=float, default=0.0, show_default=True,
@@ -63,98 +63,119 @@ class _Choice:
               help="Budget for the portion of lost samples, 0 to 1.")  # fmt: skip
 @click.option("--fraction", type=float, default=0.125, show_default=True,
               help="Rows in one priority save.")  # fmt: skip
+@click.option("--probability", type=float, default=0.95, show_default=True,
+              help="With which a closed loop keeps the final PLS within the target.")  # fmt: skip
+@click.option("--tables", default=None, metavar="ROWSxDIM,...",
+              help="Sizes of the tables, or a .csv file with columns rows and dim.")  # fmt: skip
+@click.option("--samples", type=float, default=None, help="Samples of the whole job; --tables needs it.")
+@click.option("--skew", default=None, metavar="A[,A...]",
+              help="Zipf exponent of the lookups, one for all tables or one each (1.05).")  # fmt: skip
+@click.option("--data", type=_FILE, default=None, metavar="PATH",
+              help="Instead of --skew: a sample, raw Criteo or .npy [samples, tables] of ids.")  # fmt: skip
+@click.option("--reattach-share", type=float, default=0.0, show_default=True,
+              help="Share of the failures that leave the tables in memory, 0 to below 1.")  # fmt: skip
+@click.option("--reattach-cost", type=float, default=0.0, show_default=True,
+              help="Re-attaching to them, hours.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=100), default=2000, show_default=True,
+              help="Jobs to simulate for the ranges.")  # fmt: skip
+@click.option("--plot", "plot_to", type=click.Path(dir_okay=False, path_type=Path), default=None,
+              metavar="FILE", help="Draw overhead against interval to a .svg or .png file.")  # fmt: skip
 @json_option
-def plan(
-    shards: int,
-    mtbf: float,
-    total: float,
-    save_cost: float,
-    save_fixed_cost: float,
-    load_cost: float,
-    reschedule_cost: float,
-    failed_shards: int,
-    target_pls: float,
-    fraction: float,
-    as_json: bool,
-) -> None:
+def plan(as_json: bool, plot_to: Path | None, **values: Any) -> None:
     """Plan the checkpoints of a job: strategy, interval, overhead, and why."""
+    if plot_to is not None and plot_to.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot must end in .svg or .png, got {plot_to}")
     with usage_errors(**_OPTIONS):
-        job = Job(total_hours=total, mtbf_hours=mtbf, shards=shards, failed_shards=failed_shards)
-        costs = Costs(save=save_cost, load=load_cost, reschedule=reschedule_cost, save_fixed=save_fixed_cost)
-        vanilla = overhead.plan(job, costs, target_pls)
-        priority = overhead.plan(job, costs, target_pls, fraction=fraction)
-    choices = _choices(job, vanilla, priority, fraction)
-    recommended, reason = _recommend(vanilla, priority, total)
-    if as_json:
-        print_json(
-            {
-                "job": dataclasses.asdict(job),
-                "costs": dataclasses.asdict(costs),
-                "target_pls": target_pls,
-                "fraction": fraction,
-                "recommended": recommended,
-                "reason": reason,
-                "strategies": [choice.to_dict(total) for choice in choices],
-            }
-        )
+        request, fit = _request(values)
+        common = (request.job, request.costs, request.target_pls)
+        vanilla = overhead.plan(*common)
+        priority = overhead.plan(*common, fraction=request.fraction)
+        ClosedLoop(probability=request.probability)
+    listed = choices(request, vanilla)
+    loop = closed_loop(request, next(choice for choice in listed if choice.strategy == "partial"))
+    recommended, reason = recommend(request, vanilla, priority, listed)
+    if plot_to is not None:
+        plot(plot_to, request, vanilla)
+    if not as_json:
+        show(request, listed, loop, recommended, reason, fit)
         return
-    _print(choices, recommended, reason, total, target_pls)
-
-
-def _choices(job: Job, vanilla: Plan, priority: Plan, fraction: float) -> list[_Choice]:
-    cover = vanilla.partial_interval_hours
-    pls, pls_job = overhead.expected_pls(job, cover), overhead.expected_pls_in_job(job, cover)
-    full = _Choice(
-        strategy="full", recovery="full", interval_hours=vanilla.full_interval_hours,
-        overhead=vanilla.full, pls_expected=0.0, pls_expected_job=0.0,
-    )  # fmt: skip
-    partial = _Choice(
-        strategy="partial", recovery="partial", interval_hours=cover, overhead=vanilla.partial,
-        pls_expected=pls, pls_expected_job=pls_job,
-    )  # fmt: skip
-    chosen = dataclasses.replace(
-        partial, strategy="mfu", interval_hours=fraction * cover, overhead=priority.partial
+    total = request.job.total_hours
+    print_json(
+        {
+            "job": dataclasses.asdict(request.job),
+            "costs": dataclasses.asdict(request.costs),
+            "target_pls": request.target_pls,
+            "fraction": request.fraction,
+            "recommended": recommended,
+            "reason": reason,
+            "strategies": [choice.to_dict(total) for choice in listed],
+            "closed_loop": loop,
+            "failure_log": None if fit is None else dataclasses.asdict(fit),
+            "tables": [dataclasses.asdict(table) for table in request.tables or ()],
+            "simulated_jobs": request.jobs,
+        }
     )
-    return [full, partial, chosen, dataclasses.replace(chosen, strategy="ssu")]
 
 
-def _recommend(vanilla: Plan, priority: Plan, total: float) -> tuple[str, str]:
-    if priority.strategy == "partial":
-        return "ssu", (
-            f"{priority.reason} Priority saving keeps that cost and saves the rows in use more often; "
-            "ssu needs the least memory for it, mfu ranks the rows more exactly."
-        )
-    if vanilla.strategy == "partial":
-        return "partial", (
-            f"{vanilla.reason} Frequent priority saves would cost {priority.partial.percent(total):.2f} % "
-            "because of the fixed cost of a save."
-        )
-    return "full", vanilla.reason
-
-
-def _print(choices: list[_Choice], recommended: str, reason: str, total: float, target_pls: float) -> None:
-    table = new_table()
-    table.add_column("strategy")
-    for name in ("every", "overhead", "save", "load", "lost", "reschedule", "PLS exp.", "in job"):
-        table.add_column(name, justify="right")
-    for choice in choices:
-        hours = choice.overhead
-        parts = (hours.save, hours.load, hours.lost, hours.reschedule)
-        table.add_row(
-            ("* " if choice.strategy == recommended else "  ") + choice.strategy,
-            f"{choice.interval_hours:.2f} h",
-            f"{hours.percent(total):.2f} %",
-            *(f"{100 * part / total:.2f} %" for part in parts),
-            f"{choice.pls_expected:.4f}",
-            f"{choice.pls_expected_job:.4f}",
-            style="bold" if choice.strategy == recommended else None,
-        )
-    out = console()
-    out.print(table)
-    out.print(Text(f"\nRecommended: {recommended}. {reason}"))
-    out.print(
-        Text(
-            f"Budget: PLS {target_pls:g}. A mean, not a bound: about a third of jobs exceed it. "
-            "'in job' corrects the paper's formula for the last interval, which the job's end cuts short."
-        )
+def _request(values: dict[str, Any]) -> tuple[Request, FailureFit | None]:
+    """Return what the options ask for, and what the failure log says where there is one; ValueError."""
+    fit, mtbf, recorded = None, values["mtbf"], None
+    if (mtbf is None) == (values["failure_log"] is None):
+        raise ValueError("one of --mtbf and --failure-log must be given, and not both")
+    if values["failure_log"] is not None:
+        log = read_failure_log(values["failure_log"])
+        fit = fit_failures(log)
+        mtbf = fit.mtbf_hours
+        recorded = None if fit.exponential else log.hours_between
+    share = values["reattach_share"]
+    if not 0 <= share < 1:
+        raise ValueError(f"--reattach-share must be in [0, 1), got {share}; some failures lose their node")
+    if not 0 <= values["reattach_cost"] < float("inf"):
+        raise ValueError(f"--reattach-cost must be finite and at least 0, got {values['reattach_cost']}")
+    shards, total = values["shards"], values["total"]
+    Job(total_hours=total, mtbf_hours=mtbf, shards=shards)
+    job = Job(
+        total_hours=total, mtbf_hours=mtbf / (1 - share), shards=shards, failed_shards=values["failed_shards"]
     )
+    costs = Costs(
+        save=values["save_cost"],
+        load=values["load_cost"],
+        reschedule=values["reschedule_cost"],
+        save_fixed=values["save_fixed_cost"],
+    )
+    stretched = None if recorded is None else tuple(hours / (1 - share) for hours in recorded)
+    request = Request(
+        job=job,
+        costs=costs,
+        target_pls=values["target_pls"],
+        fraction=values["fraction"],
+        probability=values["probability"],
+        times=FailureTimes(mtbf_hours=job.mtbf_hours, recorded=stretched),
+        jobs=values["jobs"],
+        reattach_share=share,
+        reattach_hours=values["reattach_cost"],
+        tables=_tables(values),
+        samples=values["samples"],
+    )
+    return request, fit
+
+
+def _tables(values: dict[str, Any]) -> tuple[TableUse, ...] | None:
+    if values["tables"] is None:
+        given = [name for name in ("samples", "skew", "data") if values[name] is not None]
+        if given:
+            raise ValueError(f"--{given[0]} says how tables are used: --tables must be given too")
+        return None
+    samples = values["samples"]
+    if samples is None or not 1 <= samples < float("inf"):
+        raise ValueError(f"--samples must be given with --tables, finite and at least 1, got {samples}")
+    if values["skew"] is not None and values["data"] is not None:
+        raise ValueError("one of --skew and --data must be given, not both")
+    sizes = parse_tables(values["tables"])
+    if values["data"] is not None:
+        return tuple(with_skew(sizes, exponents_of_sample(values["data"], sizes)))
+    try:
+        exponents = [float(part) for part in (values["skew"] or "1.05").split(",")]
+    except ValueError:
+        raise ValueError(f"--skew must be numbers separated by commas, got {values['skew']!r}") from None
+    return tuple(with_skew(sizes, exponents))
