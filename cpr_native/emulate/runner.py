@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cpr_native.config import Trackers
 from cpr_native.data import ClickBatch, auc, log_loss
 from cpr_native.emulate.clock import VirtualClock
 from cpr_native.emulate.failures import Failure, FailureSchedule
@@ -22,7 +21,7 @@ from cpr_native.emulate.outcome import Outcome, outcome_of
 from cpr_native.emulate.recorder import RowRecorder
 from cpr_native.emulate.results import Results, RunResult
 from cpr_native.emulate.rows import RowAge
-from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
+from cpr_native.emulate.settings import DEFAULT_STRATEGIES, Emulation, check_strategies
 from cpr_native.emulate.sources import ClickSource
 from cpr_native.models import DLRM, build_dlrm
 from cpr_native.recovery import RecoveryManager
@@ -59,7 +58,7 @@ class _Silent:
 def run_emulation(
     emulation: Emulation,
     source: ClickSource,
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] = DEFAULT_STRATEGIES,
     *,
     checkpoints: Path | None = None,
     observer: Observer | None = None,
@@ -110,7 +109,7 @@ def _run_strategy(
         recipe.model,
         source.table_sizes,
         optimizer=recipe.table_optimizer,
-        trackers=Trackers(ssu_fraction=emulation.fraction),
+        trackers=emulation.trackers(strategy),
         seed=emulation.seed,
     )
     dense_optimizer = recipe.dense_optimizer(model.dense_parameters())

@@ -6,12 +6,39 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cpr_native.config import Trackers
 from cpr_native.emulate.failures import FailureSchedule
 from cpr_native.models import Recipe
 from cpr_native.overhead import Costs, Job, plan
-from cpr_native.policy import Full, Mfu, Partial, Policy, Ssu
+from cpr_native.policy import (
+    Delta,
+    Drift,
+    Full,
+    Mfu,
+    Partial,
+    Policy,
+    Random,
+    RoundRobin,
+    Scar,
+    Ssu,
+)
 
-STRATEGIES = ("none", "full", "partial", "mfu", "ssu")
+STRATEGIES = (
+    "none",
+    "full",
+    "delta",
+    "partial",
+    "partial_small",
+    "delta_partial",
+    "mfu",
+    "ssu",
+    "scar",
+    "drift",
+    "random",
+    "round_robin",
+)
+DEFAULT_STRATEGIES = ("none", "full", "partial", "mfu", "ssu")
+"""No failures, full recovery, and the three variants of CPR."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +52,7 @@ class Emulation:
         recipe: model and optimizers.
         target_pls: budget for the portion of lost samples, in (0, 1).
         fraction: rows in one priority save, in (0, 1].
-        seed: of the model's initial parameters.
+        seed: of the model's initial parameters and of the rows that `random` draws.
         threads: of torch and the engine; models of this size gain little from more, and lose much where
             other programs keep the cores busy. The last bits of results depend on the number of threads.
 
@@ -60,18 +87,31 @@ class Emulation:
     def policy(self, strategy: str) -> Policy:
         """The policy of a strategy other than `none`.
 
+        `partial_small` and `delta_partial` save as often as the priority policies do.
+
         Raises:
             ValueError: there is no such strategy.
         """
         policies: dict[str, Policy] = {
             "full": Full(),
+            "delta": Delta(),
             "partial": Partial(),
+            "partial_small": Partial(small_tables_fraction=self.fraction),
+            "delta_partial": Delta(recovery="partial", interval_fraction=self.fraction),
             "mfu": Mfu(fraction=self.fraction),
             "ssu": Ssu(fraction=self.fraction),
+            "scar": Scar(fraction=self.fraction),
+            "drift": Drift(fraction=self.fraction),
+            "random": Random(fraction=self.fraction, seed=self.seed),
+            "round_robin": RoundRobin(fraction=self.fraction),
         }
         if strategy not in policies:
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
         return policies[strategy]
+
+    def trackers(self, strategy: str) -> Trackers:
+        """The trackers that a strategy needs: the drift, which takes memory of its own, for `drift` alone."""
+        return Trackers(ssu_fraction=self.fraction, drift=strategy == "drift")
 
     def describe(self) -> dict[str, Any]:
         """The settings as `results.json` holds them."""

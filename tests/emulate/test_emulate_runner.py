@@ -10,11 +10,15 @@ from emulation_cases import EMULATION, RECIPE, SAMPLES, SIZES, TinySource, sched
 
 from cpr_native.emulate import RunResult
 from cpr_native.emulate.runner import run_emulation
-from cpr_native.emulate.settings import STRATEGIES, Emulation, check_strategies
+from cpr_native.emulate.settings import DEFAULT_STRATEGIES, STRATEGIES, Emulation, check_strategies
 from cpr_native.models import DLRM
 from cpr_native.overhead import Job
 from cpr_native.recovery import RecoveryManager
 from cpr_native.store import CheckpointStore
+
+
+PRIORITY = ("mfu", "ssu", "scar", "drift", "random", "round_robin")
+PARTIAL = ("partial", "partial_small", "delta_partial", *PRIORITY)
 
 
 class Watcher:
@@ -42,7 +46,7 @@ def watcher() -> Watcher:
 @pytest.fixture(scope="module")
 def runs(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     folder = tmp_path_factory.mktemp("emulation")
-    results = run_emulation(EMULATION, TinySource(), checkpoints=folder, observer=watcher)
+    results = run_emulation(EMULATION, TinySource(), STRATEGIES, checkpoints=folder, observer=watcher)
     return {run.strategy: run for run in results.runs}
 
 
@@ -58,15 +62,17 @@ def _differences(one: DLRM, other: DLRM) -> list[str]:
 
 def test_every_strategy_runs_in_order(runs: dict[str, RunResult]) -> None:
     assert tuple(runs) == STRATEGIES
+    assert set(DEFAULT_STRATEGIES) < set(STRATEGIES)
 
 
 def test_full_recovery_ends_bit_equal_to_no_failure(runs: dict[str, RunResult], watcher: Watcher) -> None:
     assert _differences(watcher.models["full"], watcher.models["none"]) == []
+    assert _differences(watcher.models["delta"], watcher.models["none"]) == []
     assert (runs["full"].auc, runs["full"].logloss) == (runs["none"].auc, runs["none"].logloss)
 
 
 def test_partial_recovery_changes_the_failed_rows(runs: dict[str, RunResult], watcher: Watcher) -> None:
-    for strategy in ("partial", "mfu", "ssu"):
+    for strategy in PARTIAL:
         assert "embeddings.embedding_bags.C1.weight" in _differences(
             watcher.models[strategy], watcher.models["none"]
         )
@@ -97,7 +103,7 @@ def test_run_without_failure_has_no_overhead(runs: dict[str, RunResult]) -> None
 
 def test_overhead_is_as_in_the_paper(runs: dict[str, RunResult]) -> None:
     assert runs["full"].overhead_percent > 5
-    for strategy in ("partial", "mfu", "ssu"):
+    for strategy in ("partial", *PRIORITY):
         assert 0.3 < runs[strategy].overhead_percent < 1
         assert runs[strategy].overhead_hours.lost == 0
         assert runs[strategy].overhead_hours.load == pytest.approx(2 * 0.045)
@@ -105,16 +111,23 @@ def test_overhead_is_as_in_the_paper(runs: dict[str, RunResult]) -> None:
 
 
 def test_priority_saves_are_smaller_and_more(runs: dict[str, RunResult]) -> None:
-    for strategy in ("mfu", "ssu"):
+    for strategy in PRIORITY:
         run = runs[strategy]
         saves = [save for save in run.saves if save.kind == "priority"]
         assert len(saves) == 9  # every 5.6 of 56 hours, the tenth would be after the end
         assert sum(save.cost_hours for save in saves) < 9 * 0.094 * 0.4
 
 
+def test_small_tables_and_deltas_are_saved_as_often_as_priority_saves(runs: dict[str, RunResult]) -> None:
+    kinds = {name: [save.kind for save in run.saves[1:]] for name, run in runs.items()}
+    assert kinds["partial_small"] == [*["priority"] * 7, "base", "priority", "delta"]
+    assert kinds["delta_partial"] == ["delta"] * 10
+    assert runs["partial_small"].bytes_written > runs["partial"].bytes_written
+
+
 def test_pls_is_zero_after_full_and_bounded_after_partial(runs: dict[str, RunResult]) -> None:
     assert (runs["full"].pls, runs["full"].pls_expected) == (0, 0)
-    for strategy in ("partial", "mfu", "ssu"):
+    for strategy in PARTIAL:
         assert runs[strategy].pls_expected == pytest.approx(0.1)
         assert 0 < runs[strategy].pls < 2 / 8
         assert runs[strategy].pls_trace[-1][1] == pytest.approx(runs[strategy].pls)
@@ -127,7 +140,7 @@ def test_failures_are_recorded(runs: dict[str, RunResult]) -> None:
         if strategy == "none":
             continue
         assert [(failure.hour, failure.shards) for failure in run.failures] == [(13.1, (3,)), (40.9, (6,))]
-        assert {failure.mode for failure in run.failures} == {"full" if strategy == "full" else "partial"}
+        assert {failure.mode for failure in run.failures} == {"partial" if strategy in PARTIAL else "full"}
     assert all(failure.lost_lookups == 0 for failure in runs["full"].failures)
     for strategy in ("mfu", "ssu"):
         assert all(failure.rows_restored > 0 for failure in runs[strategy].failures)
@@ -201,7 +214,7 @@ def test_strategies_are_checked(names: tuple[str, ...]) -> None:
 
 
 def test_policy_of_an_unknown_strategy_is_refused() -> None:
-    with pytest.raises(ValueError, match="strategy must be one of none, full, partial, mfu, ssu, got 'none'"):
+    with pytest.raises(ValueError, match=f"strategy must be one of {', '.join(STRATEGIES)}, got 'none'"):
         EMULATION.policy("none")
 
 
