@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from cpr_native.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
     from cpr_native.overhead import ClosedLoop, Costs, Job
-    from cpr_native.policy import Delta, Full, Mfu, Partial, Ssu
+    from cpr_native.policy import Delta, Drift, Full, Mfu, Partial, Random, RoundRobin, Scar, Ssu
     from cpr_native.recovery import RecoveryManager, ResumableLoader
     from cpr_native.store import CheckpointStore
     from cpr_native.train import fit
@@ -37,6 +37,7 @@ __all__ = [
     "Costs",
     "DataType",
     "Delta",
+    "Drift",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
@@ -50,9 +51,12 @@ __all__ = [
     "Partial",
     "PartialRowWiseAdam",
     "PoolingType",
+    "Random",
     "RecoveryManager",
     "ResumableLoader",
+    "RoundRobin",
     "RowWiseAdagrad",
+    "Scar",
     "Ssu",
     "Trackers",
     "attach",
@@ -73,7 +77,7 @@ _HOMES = {
     ),
     "cpr_native.optim": ("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "RowWiseAdagrad"),
     "cpr_native.overhead": ("ClosedLoop", "Costs", "Job"),
-    "cpr_native.policy": ("Delta", "Full", "Mfu", "Partial", "Ssu"),
+    "cpr_native.policy": ("Delta", "Drift", "Full", "Mfu", "Partial", "Random", "RoundRobin", "Scar", "Ssu"),
     "cpr_native.recovery": ("RecoveryManager", "ResumableLoader"),
     "cpr_native.store": ("CheckpointStore",),
     "cpr_native.train": ("fit",),
