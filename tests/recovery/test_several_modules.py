@@ -19,7 +19,7 @@ from recovery.towers import NAMES, ROWS, OneCollection, Towers, batch_size, batc
 from cpr_native import convert
 from cpr_native.modules import EmbeddingBag
 from cpr_native.optim import SGD, RowWiseAdagrad
-from cpr_native.policy import Delta, Full, Mfu, Partial, Policy, Ssu
+from cpr_native.policy import Delta, Full, Mfu, Partial, Policy, Random, RoundRobin, Scar, Ssu
 from cpr_native.recovery import RecoveryReport
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.store import CheckpointStore
@@ -31,6 +31,11 @@ POLICIES: dict[str, Policy] = {
     "partial": Partial(),
     "mfu": Mfu(fraction=0.25, row_share=0.9),
     "ssu": Ssu(fraction=0.125, row_share=0.9),
+    "delta_partial": Delta(recovery="partial", interval_fraction=0.25),
+    "partial_small": Partial(small_tables_fraction=0.25, row_share=0.9),
+    "scar": Scar(fraction=0.25, row_share=0.9),
+    "random": Random(fraction=0.25, row_share=0.9),
+    "round_robin": RoundRobin(fraction=0.25, row_share=0.9),
 }
 FAILURES = {7: [1], 23: [0, 3]}
 
@@ -77,7 +82,7 @@ def cost(report: RecoveryReport) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("name", ["full", "delta", "partial"])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("mfu", "ssu")])
 def test_rows_saved_recoveries_and_pls_are_those_of_one_collection(tmp_path: Path, name: str) -> None:
     several = job(towers.towers(), tmp_path / "several", POLICIES[name], FAILURES)
     one = job(OneCollection(RowWiseAdagrad(lr=0.05)), tmp_path / "one", POLICIES[name], FAILURES)
@@ -86,7 +91,7 @@ def test_rows_saved_recoveries_and_pls_are_those_of_one_collection(tmp_path: Pat
     assert len(several[1]) > 3
     assert [cost(r) for r in several[2]] == [cost(r) for r in one[2]]
     assert len(several[2]) == 2
-    if name == "partial":
+    if POLICIES[name].recovery == "partial":
         assert several[2][0].lost_lookups > 0
         assert several[2][0].pls > 0
     else:
@@ -107,7 +112,7 @@ def test_priority_saves_choose_over_all_modules(tmp_path: Path, name: str) -> No
     assert all(report.lost_lookups > 0 and report.pls > 0 for report in recoveries)
 
 
-@pytest.mark.parametrize("name", ["partial", "mfu", "ssu"])
+@pytest.mark.parametrize("name", ["partial", "mfu", "ssu", "scar"])
 def test_a_lost_shard_comes_back_and_no_other_row_moves(tmp_path: Path, name: str) -> None:
     model = towers.towers()
     manager = manage(model, tmp_path, POLICIES[name])
