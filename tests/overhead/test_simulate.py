@@ -69,6 +69,14 @@ def test_closed_loop_keeps_its_promise(regime: str, probability: float) -> None:
     assert done.exceeding(0.1) <= miss + 3 * math.sqrt(miss * probability / jobs)
 
 
+def test_risk_already_taken_is_counted() -> None:
+    """A plan after each save that took the whole chance again would let 8 % of these jobs fail."""
+    jobs = 4000
+    job = REGIMES["one large failure"]
+    done = simulate_closed(job, KAGGLE.costs, 0.1, ClosedLoop(probability=0.95), known_rate=True, jobs=jobs)
+    assert done.exceeding(0.1) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / jobs)
+
+
 def test_closed_loop_beats_even_open_intervals_of_equal_cost() -> None:
     loop = ClosedLoop(probability=0.95)
     closed = simulate_closed(KAGGLE.job, KAGGLE.costs, 0.1, loop, known_rate=True, jobs=3000)
