@@ -1,34 +1,101 @@
-"""`python -m cpr_study`: run the study and write docs/results/cpr.json, the page and its plots."""
+"""`python -m cpr_study`: run the study and write docs/results/cpr.json, its page and plots."""
 
 from __future__ import annotations
 
 import os
+import platform
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
+import torch
 
+from cpr_native.overhead import KAGGLE, TERABYTE, closed_loop_study
+from cpr_study.experiments import quality
+from cpr_study.measured import configs, measure, overhead_percent
+from cpr_study.quality import MOST_PAPER_SEEDS, decided
 from cpr_study.records import Records
-from cpr_study.study import FULL, SMALL, run_cells
+from cpr_study.results import write_results
+from cpr_study.study import FULL, SMALL, Size, run_cells, samples_of
+from cpr_study.touched import touched_in_cells
 
 ROOT = Path(__file__).resolve().parents[2]
+MORE_SEEDS = 20
+PAIRS = 5
 
 
 @click.command()
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,
               help="A file in the raw Criteo format; without it samples are generated.")  # fmt: skip
 @click.option("--small", is_flag=True, help="Few seeds and samples: shows that everything runs.")
-@click.option("--records", "folder", type=click.Path(file_okay=False, path_type=Path),
-              default=None, show_default="build/study/cpr, small: build/study/cpr-small",
+@click.option("--records", "folder", type=click.Path(file_okay=False, path_type=Path), default=None,
+              show_default="build/study/cpr, small: build/study/cpr-small",
               help="Finished units; a study that was stopped goes on from them.")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None,
+              show_default="docs, small: build/study/docs",
+              help="Where results, page and plots go.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(min=1), default=len(os.sched_getaffinity(0)),
               help="Units at a time.", show_default="the cores")  # fmt: skip
-@click.option("--only", multiple=True, help="Run these experiments only.")
-def main(data: Path | None, small: bool, folder: Path | None, processes: int, only: tuple[str, ...]) -> None:
-    """Run what has no record yet."""
+def main(data: Path | None, small: bool, folder: Path | None, out: Path | None, processes: int) -> None:
+    """Run what has no record yet, then write the results."""
     size = SMALL if small else FULL
-    cells = [cell for cell in size.cells() if not only or cell.experiment in only]
-    folder = folder or ROOT / "build" / "study" / ("cpr-small" if small else "cpr")
-    run_cells(cells, size, Records(folder), data, processes)
+    build = ROOT / "build" / "study"
+    records = Records(folder or build / ("cpr-small" if small else "cpr"))
+    seconds = {name: _measured(name, records, small=small) for name in configs(small=small)}
+    run_cells(list(size.cells()), size, records, data, processes)
+    if not small:
+        _decide(size, records, data, processes)
+    found = configs(small=small)
+    presets = {"kaggle": KAGGLE, "terabyte": TERABYTE}
+    jobs = 500 if small else 10_000
+    samples = samples_of(size, data)
+    extra = {
+        "measured": {name: overhead_percent(found[name], seconds[name]) for name in found},
+        "measured_seconds": seconds,
+        "touched": touched_in_cells(records, samples),
+        "closed_loop": {name: closed_loop_study(preset, jobs=jobs) for name, preset in presets.items()},
+        "machine": machine(),
+        "data": _described(data, samples["paper"].described),
+        "command": "make study" if data is None else f"make study DATA={data.name}",
+    }
+    write_results(records, out or (build / "docs" if small else ROOT / "docs"), extra)
+
+
+def _measured(name: str, records: Records, *, small: bool) -> dict[str, Any]:
+    """Return what saves and loads of a configuration cost, measured now unless there is a record."""
+    made_from = f"{name} {small} {PAIRS}"
+    record = records.read("measured", name, 0, made_from)
+    if record is None:
+        policies = measure(configs(small=small)[name], small=small, pairs=2 if small else PAIRS)
+        record = {"made_from": made_from, "seed": 0, "policies": policies}
+        records.write("measured", name, 0, record)
+    found: dict[str, Any] = record["policies"]
+    return found
+
+
+def _decide(size: Size, records: Records, data: Path | None, processes: int) -> None:
+    """Add seeds of the paper's set-up until its claims are decided."""
+    seeds = size.paper_seeds
+    while not decided(records.all("quality")) and seeds < MOST_PAPER_SEEDS:
+        seeds = min(seeds + MORE_SEEDS, MOST_PAPER_SEEDS)
+        cells = [cell for cell in quality(seeds, size.stress_seeds) if cell.name == "paper"]
+        run_cells(cells, size, records, data, processes)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on; nothing that names the machine."""
+    return {
+        "cores": len(os.sched_getaffinity(0)), "architecture": platform.machine(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
+        "torch": torch.__version__, "numpy": version("numpy"),
+    }  # fmt: skip
+
+
+def _described(data: Path | None, source: dict[str, object]) -> dict[str, object]:
+    wanted = ("train_samples", "held_out_samples", "tables", "rows", "damaged_lines", "seed")
+    kept = {name: source[name] for name in wanted if name in source}
+    return {"source": "generated samples" if data is None else data.name, **kept}
 
 
 if __name__ == "__main__":

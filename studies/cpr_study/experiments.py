@@ -162,7 +162,7 @@ def budgets(seeds: int, fractions: Sequence[float]) -> Iterator[Cell]:
             "budget", f"fraction-{share:g}", STRESS, range(seeds), ("mfu", "ssu"), fraction=share,
             settings=(("fraction", share),),
         )  # fmt: skip
-    for share in (*fractions, 1.0, 2.0):
+    for share in (*fractions, 1.0):
         yield _cell(
             "budget", f"delta-{share:g}", STRESS, range(seeds), ("delta_partial",), interval=share,
             settings=(("interval", share),),

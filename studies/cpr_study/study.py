@@ -52,15 +52,21 @@ _samples: dict[str, Samples] = {}
 _cells: dict[tuple[str, str], Cell] = {}
 
 
+def samples_of(size: Size, data: Path | None) -> dict[str, Samples]:
+    """Return the samples of every set-up, read at the first call."""
+    for name, setup in SETUPS.items():
+        if name not in _samples:
+            _samples[name] = read_samples(setup, data, size.samples)
+    return _samples
+
+
 def run_cells(cells: Sequence[Cell], size: Size, records: Records, data: Path | None, processes: int) -> None:
     """Run every seed of every cell that has no record, and write one for each.
 
     Raises:
         OSError: the data cannot be read or a record not be written.
     """
-    for name, setup in SETUPS.items():
-        if name not in _samples:
-            _samples[name] = read_samples(setup, data, size.samples)
+    samples_of(size, data)
     _cells.update({(cell.experiment, cell.name): cell for cell in cells})
     units = [(cell.experiment, cell.name, seed) for cell in cells for seed in cell.seeds]
     pending = [unit for unit in units if records.read(*unit, _made_from(*unit)) is None]
