@@ -255,8 +255,8 @@ def results_table(results: Results) -> Table:
     hours = float(results.config["total_hours"])
     table = new_table()
     table.add_column("\nstrategy")
-    for name in ("\nAUC", "\nlog loss", "overhead\n%", "save\n%", "load\n%", "lost\n%", "resch.\n%",
-                 "PLS\nexpected", "PLS\nrealised", "\ncommits", "\nwritten"):  # fmt: skip
+    for name in ("\nAUC", "log\nloss", "overhead\n%", "save\n%", "load\n%", "lost\n%", "resch.\n%",
+                 "PLS\nexp.", "PLS\nreal.", "\ncommits", "\nwritten"):  # fmt: skip
         table.add_column(name, justify="right")
     for run in results.runs:
         table.add_row(

@@ -27,14 +27,16 @@ def _wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_emulate_prints_a_table_that_fits_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["emulate", *TINY, "--strategies", "none,ssu"]) == 0
+    assert main(["emulate", *TINY, "--strategies", "none,ssu,partial_small,delta_partial"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert [line.split()[0] for line in lines if line.startswith(("none", "ssu"))] == ["none", "ssu"]
+    names = ["none", "ssu", "partial_small", "delta_partial"]
+    assert [line.split()[0] for line in lines if line.startswith(tuple(names))] == names
     for name in (
         "AUC",
-        "log loss",
+        "log",
+        "loss",
         "overhead",
         "save",
         "load",
