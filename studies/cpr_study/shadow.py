@@ -18,6 +18,7 @@ from cpr_study.paper_list import PaperSsu
 from cpr_study.trainee import Trainee
 
 _DIRTY = np.uint32(1 << 30)
+_LANES = 32  # of the engine's sums of squares
 Lost = tuple[int, int, int]
 """A table and its rows [begin, end)."""
 
@@ -155,10 +156,15 @@ class Shadow:
         self._ranker.set_drift(table, describe(drift))
 
     def distances(self, trainee: Trainee, table: int) -> NDArray[np.float32]:
-        """L2 distance of each row from its saved copy, [rows]."""
-        difference = trainee.weight(table) - self.tables[table].weight
-        squares: NDArray[np.float32] = np.einsum("nd,nd->n", difference, difference)
-        return np.sqrt(squares)
+        """L2 distance of each row from its saved copy, [rows], to the engine's bits (docs/numerics.md)."""
+        squares = (trainee.weight(table) - self.tables[table].weight) ** 2
+        lanes = np.zeros((len(squares), _LANES), np.float32)
+        for first in range(0, squares.shape[1], _LANES):
+            part = squares[:, first : first + _LANES]
+            lanes[:, : part.shape[1]] += part
+        while lanes.shape[1] > 1:
+            lanes = lanes[:, ::2] + lanes[:, 1::2]
+        return np.sqrt(lanes[:, 0])
 
     def loss(self, trainee: Trainee, lost: Sequence[Lost]) -> dict[str, float]:
         """What losing the rows `lost` now would cost, by every measure; sums over these rows."""
