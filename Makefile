@@ -110,12 +110,12 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 
 # The tools of an extra, for the package that is installed: "." would build it again.
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(INSTALL) -q "cpr-native[test]"
+	$(INSTALL) -q "cpr-native[test,study]"
 	$(INSTALL) -q --no-deps $(YARDSTICKS)
 	@touch $@
 
 $(VENV)/study.stamp: $(VENV)/demo.stamp
-	$(INSTALL) -q "cpr-native[demo,study]"
+	$(INSTALL) -q "cpr-native[study]"
 	@touch $@
 
 $(VENV)/lint.stamp: constraints.txt | $(BIN)/python
