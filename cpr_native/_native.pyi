@@ -409,23 +409,18 @@ def read_sections(sections: Sequence[tuple[int, int, int, TensorRef | None]], th
     """
 
 def load_stored_rows(
-    collection: Collection,
-    table: int,
-    fd: int,
-    path: str,
-    rows: int,
-    offsets: tuple[int, int, int],
-    range: tuple[int, int],
-    dirty: bool,
+    stored: Sequence[tuple[Collection, int, int, str, str, int, tuple[int, int, int], tuple[int, int], bool]],
     threads: int,
-) -> tuple[int, int, int]:
-    """Write `rows` rows from the open file `fd` into a table, as `Collection.load_rows` does.
+) -> list[tuple[int, int, int]]:
+    """Write rows from open files into tables, as `Collection.load_rows` does, by several threads.
 
-    `offsets`: where their ids (int64), weight and state begin, which lie as `load_rows` takes them; the last
-    one counts only for a table with state. Returns the CRC-32C of each, 0 for no state. Blocks are written
-    in any order, so no id may come twice. Raises IndexError for an id outside `range`, OSError with `path`
-    for what can't be read (EIO for a file that ends before), and what `load_rows` raises; some rows may be
-    written then.
+    Of each of `stored`: the collection, the table, the open file, its path, what messages call the rows,
+    their number, where their ids (int64), weight and state begin in the file (they lie as `load_rows` takes
+    them; the last counts only for a table with state), the range of the ids, and whether they end up dirty.
+    Returns the CRC-32C of ids, weight and state of each, 0 for no state. Blocks are written in any order, so
+    no row may come twice. Raises IndexError for an id outside its range, OSError with the path for what
+    can't be read (EIO for a file that ends before), and what `load_rows` raises; some rows may be written
+    then, none when `load_rows` would refuse.
     """
 
 def mark_rows(rows: TensorRef, begin: int, end: int, seen: TensorRef) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cpr_native._native import Collection, mark_rows
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
-from cpr_native.store import CheckpointStore, CollectionSchema, Placement
+from cpr_native.store import CheckpointStore, CollectionSchema, Placement, load_stored
 
 if TYPE_CHECKING:
     from cpr_native.store import RestorePlan, StoredRows
@@ -109,14 +109,15 @@ class _Loader:
             index: np.zeros((end - begin + 7) // 8, np.uint8) for index, (begin, end) in self._ranges.items()
         }
 
-    def load_rows(self, stored: StoredRows, priority: bool) -> None:
-        """Write rows of one table straight from their file."""
-        index = self._tables[stored.table]
-        if index in self._seen:
-            rows = stored.ids()
-            mark_rows(describe(rows), *self._ranges[index], describe(self._seen[index]))
-        engine, table = _home(self._engine, index)
-        stored.load(engine, table, dirty=priority and self._dirty, threads=self._threads)
+    def load_rows(self, stored: Sequence[StoredRows]) -> None:
+        """Write rows straight from their files."""
+        wanted = []
+        for each in stored:
+            index = self._tables[each.table]
+            if index in self._seen:
+                mark_rows(describe(each.ids()), *self._ranges[index], describe(self._seen[index]))
+            wanted.append((each, *_home(self._engine, index), each.priority and self._dirty))
+        load_stored(wanted, self._threads)
 
     def loaded(self, row_range: RowRange) -> int:
         """Return how many distinct rows of `row_range` were written; its table is counted."""

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -118,12 +118,13 @@ class Model:
             self.dirty = {name: set() for name in self.dirty}
         return info
 
-    def load_rows(self, stored: StoredRows, priority: bool) -> None:
-        found = stored.read()
-        assert found.state is not None
-        self.weight[stored.table][found.rows] = found.weight
-        self.state[stored.table][found.rows] = found.state
-        self.calls.append((stored.table, len(found.rows), priority))
+    def load_rows(self, stored: Sequence[StoredRows]) -> None:
+        for each in stored:
+            found = each.read()
+            assert found.state is not None
+            self.weight[each.table][found.rows] = found.weight
+            self.state[each.table][found.rows] = found.state
+            self.calls.append((each.table, len(found.rows), each.priority))
 
     def rows(self) -> dict[str, tuple[bytes, bytes]]:
         return {name: (self.weight[name].tobytes(), self.state[name].tobytes()) for name in self.weight}

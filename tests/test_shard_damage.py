@@ -86,12 +86,12 @@ def test_stored_rows_are_loaded_from_a_file_that_fits(setup: Setup, tmp_path: Pa
 
         def load(table: int = 0, count: int = 3, last: int = 8, threads: int = 2) -> tuple[int, int, int]:
             offsets, span = (0, 24, 72), (4, last)
-            return load_stored_rows(
-                setup.engine, table, fd, str(path), count, offsets, span, dirty=True, threads=threads
-            )
+            stored = (setup.engine, table, fd, str(path), "mine", count, offsets, span, True)
+            (crcs,) = load_stored_rows([stored], threads)
+            return crcs
 
         for error, message, arguments in (
-            (IndexError, r"expected rows of \[4, 7\), got 4..7", {"last": 7}),
+            (IndexError, r"rows: mine: rows: expected rows of \[4, 7\), got 4..7", {"last": 7}),
             (IndexError, "expected 0 <= table < 2, got 2", {"table": 2}),
             (OSError, "Input/output error", {"count": 5000}),
             (ValueError, "rows: expected at least 0", {"count": -1}),

@@ -22,7 +22,7 @@ Reading (no lock, never writes)::
     point.step, point.samples, point.kind, point.info, point.engine, point.dense(), point.skipped
     plan = point.plan()                 # or plan(shards=[3])
     plan.verify()                       # every byte, before anything is applied
-    plan.apply(sink)                    # sink.load_rows(stored, priority), see `StoredRows`
+    plan.apply(sink)                    # sink.load_rows([stored, ...]), see `StoredRows`
     store.shard_plan(3).apply(sink)     # newest intact state of one shard's chain
 
 `plan.complete` is False when a chain has no base: the caller resets the rows to their initial values
@@ -37,7 +37,7 @@ from cpr_native.store.points import CheckpointStore
 from cpr_native.store.restore import RestorePlan, RowSink
 from cpr_native.store.schema import CollectionSchema, Placement, TableSchema
 from cpr_native.store.segment import SegmentPart
-from cpr_native.store.stored import StoredRows, TableRows
+from cpr_native.store.stored import StoredRows, TableRows, load_stored
 from cpr_native.store.writer import CommitInfo, Save, StoreWriter
 
 __all__ = [
@@ -56,5 +56,6 @@ __all__ = [
     "TableRows",
     "TableSchema",
     "inspect",
+    "load_stored",
     "verify",
 ]

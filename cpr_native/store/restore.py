@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
@@ -13,14 +15,16 @@ from cpr_native.store.stored import StoredRows, stored_rows
 
 Mode = Literal["exact", "running"]
 
+_MOST_FILES = 64  # open at a time
+
 
 class RowSink(Protocol):
     """What a restore writes to."""
 
-    def load_rows(self, stored: StoredRows, priority: bool) -> None:
-        """Writes rows of one table in place, by `stored.load` into an engine or from `stored.read()`.
+    def load_rows(self, stored: Sequence[StoredRows]) -> None:
+        """Writes rows in place, by `load_stored` into an engine or from what `read()` of each returns.
 
-        priority: they come from a priority commit. `stored` is valid until the call returns.
+        No row comes twice in one call. `stored` is valid until the call returns.
         """
 
 
@@ -198,17 +202,36 @@ class RestorePlan:
         return False
 
     def apply(self, sink: RowSink) -> None:
-        """Verifies everything, then loads the segments into `sink`, oldest first: the newest row stays.
+        """Verifies everything, then loads the segments into `sink`, in each chain the oldest first.
+
+        So the newest row stays. The first commits of all chains go together, then their second ones, ...
 
         All that is loaded is checked once more as it is read: a file that changed after `verify` raises
         CorruptionError, perhaps with some of its rows loaded.
         """
         if not self._verified:
             self.verify()
-        for chain in self.chains:
-            for commit in chain.commits:
-                for record in commit.segments:
-                    path = chain.reader.segment_path(record.name)
-                    with stored_rows(path, record, commit.schema, commit.placement, chain.shard) as tables:
-                        for stored in tables:
-                            sink.load_rows(stored, commit.kind == "priority")
+        for number in range(max((len(chain.commits) for chain in self.chains), default=0)):
+            segments = (
+                (chain, chain.commits[number], record)
+                for chain in self.chains
+                if number < len(chain.commits)
+                for record in chain.commits[number].segments
+            )
+            while batch := list(islice(segments, _MOST_FILES)):
+                with ExitStack() as stack:
+                    opened = [stack.enter_context(_stored(*segment)) for segment in batch]
+                    sink.load_rows([stored for tables in opened for stored in tables])
+
+
+def _stored(
+    chain: ChainPlan, commit: Manifest, record: SegmentRecord
+) -> AbstractContextManager[list[StoredRows]]:
+    return stored_rows(
+        chain.reader.segment_path(record.name),
+        record,
+        commit.schema,
+        commit.placement,
+        chain.shard,
+        priority=commit.kind == "priority",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from cpr_native.store.manifest import SegmentRecord
 from cpr_native.store.schema import CollectionSchema, Placement
 from cpr_native.store.segment_reader import ARRAYS, OpenSegment
 
+_KINDS = ("rows", "weight", "state")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
@@ -34,7 +36,8 @@ class TableRows:
 class StoredRows:
     """`count` rows of one table in a segment of `shard`, still in the file, which was checked once.
 
-    All ways to them check again what they read, and that it is of rows [begin, end).
+    `priority`: of a priority commit. All ways to them, `load_stored` too, check again what they read, and
+    that it is of rows [begin, end).
     """
 
     segment: OpenSegment
@@ -43,6 +46,11 @@ class StoredRows:
     count: int
     begin: int
     end: int
+    priority: bool
+
+    @property
+    def _owner(self) -> str:
+        return f"table {self.table!r}: shard {self.shard}"
 
     def read(self) -> TableRows:
         """Returns the rows; raises CorruptionError, OSError."""
@@ -59,6 +67,10 @@ class StoredRows:
             _native.mark_rows(describe(rows), self.begin, self.end, describe(seen))
         return rows
 
+    def _at(self, kind: str) -> int:
+        tensor = self.segment.tensors.get(f"{self.table}.{kind}")
+        return 0 if tensor is None else tensor.begin
+
     def _array(self, kind: str) -> NDArray[Any]:
         name = f"{self.table}.{kind}"
         tensor = self.segment.tensors[name]
@@ -67,46 +79,57 @@ class StoredRows:
         self.segment.check_crc(name, _native.read_sections([section], 1)[0])
         return data.view(ARRAYS[tensor.code]).reshape(tensor.shape)
 
-    def load(self, engine: _native.Collection, table: int, *, dirty: bool, threads: int) -> None:
-        """Writes the rows into table number `table` of `engine`, block by block from the file.
-
-        dirty: they end up dirty. Raises what `read` raises, with some rows written.
-        """
-        tensors = self.segment.tensors
-        names = [f"{self.table}.{kind}" for kind in ("rows", "weight", "state")]
-        ids, weight, state = (tensors[name].begin if name in tensors else 0 for name in names)
-        with self._naming_rows():
-            try:
-                crcs = _native.load_stored_rows(
-                    engine,
-                    table,
-                    self.segment.descriptor,
-                    os.fspath(self.segment.path),
-                    self.count,
-                    (ids, weight, state),
-                    (self.begin, self.end),
-                    dirty,
-                    threads,
-                )
-            except OSError as error:
-                files.raise_error(self.segment.path, error)
-        for name, crc in zip(names, crcs, strict=True):
-            if name in tensors:
-                self.segment.check_crc(name, crc)
-
     @contextmanager
     def _naming_rows(self) -> Iterator[None]:
         try:
             yield
         except IndexError as error:
-            raise CorruptionError(
-                f"{self.segment.path}: table {self.table!r}: shard {self.shard}: {error}"
-            ) from None
+            raise CorruptionError(f"{self.segment.path}: {self._owner}: {error}") from None
+
+
+def load_stored(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool]], threads: int) -> None:
+    """Writes stored rows into tables, block by block from their files; no row may come twice.
+
+    Each goes to a table (by its number) of a collection; the last value says whether they end up dirty.
+    Raises what `StoredRows.read` raises and SnapshotInProgress; only with the latter no row is written.
+    """
+    specs = []
+    for stored, engine, table, dirty in wanted:
+        offsets = [stored._at(kind) for kind in _KINDS]
+        specs.append(
+            (
+                engine,
+                table,
+                stored.segment.descriptor,
+                os.fspath(stored.segment.path),
+                stored._owner,
+                stored.count,
+                (offsets[0], offsets[1], offsets[2]),
+                (stored.begin, stored.end),
+                dirty,
+            )
+        )
+    try:
+        found = _native.load_stored_rows(specs, threads)
+    except IndexError as error:
+        raise CorruptionError(str(error)) from None
+    except OSError as error:
+        files.raise_error(Path(error.filename), error)
+    for (stored, *_), crcs in zip(wanted, found, strict=True):
+        for kind, crc in zip(_KINDS, crcs, strict=True):
+            if f"{stored.table}.{kind}" in stored.segment.tensors:
+                stored.segment.check_crc(f"{stored.table}.{kind}", crc)
 
 
 @contextmanager
 def stored_rows(
-    path: Path, record: SegmentRecord, schema: CollectionSchema, placement: Placement, shard: int
+    path: Path,
+    record: SegmentRecord,
+    schema: CollectionSchema,
+    placement: Placement,
+    shard: int,
+    *,
+    priority: bool = False,
 ) -> Iterator[list[StoredRows]]:
     """Opens a segment of `shard`; gives the rows of each table in it, valid inside the block.
 
@@ -118,6 +141,14 @@ def stored_rows(
         for table, count in record.rows.items():
             begin, end = placement.row_range(schema, table, shard)
             found.append(
-                StoredRows(segment=segment, shard=shard, table=table, count=count, begin=begin, end=end)
+                StoredRows(
+                    segment=segment,
+                    shard=shard,
+                    table=table,
+                    count=count,
+                    begin=begin,
+                    end=end,
+                    priority=priority,
+                )
             )
         yield found

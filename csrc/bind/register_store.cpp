@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -122,13 +124,11 @@ std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int th
   return store::read_sections(sections, threads);
 }
 
-// Writes rows into a table: a run of consecutive ones is read straight to its place.
+// Writes rows into a table whose lock is held: a run of consecutive ones is read straight to its place.
 class TableTaker : public store::RowTaker {
  public:
   TableTaker(Collection* collection, int64_t table, bool dirty)
-      : collection_(collection), table_(table), dirty_(dirty), view_(collection->table(table).view()) {
-    take(nullptr, 0, nullptr, nullptr);  // what is refused at all is refused before the first row is written
-  }
+      : collection_(collection), table_(table), dirty_(dirty), view_(collection->table(table).view()) {}
 
   void* place(const int64_t* ids, int64_t n) override {
     bool consecutive = true;
@@ -137,7 +137,7 @@ class TableTaker : public store::RowTaker {
   }
 
   void take(const int64_t* ids, int64_t n, const void* weight, const float* state) override {
-    collection_->load_rows(table_, ids, n, weight, state, dirty_, 1);
+    collection_->write_rows(table_, ids, n, weight, state, dirty_);
   }
 
  private:
@@ -147,27 +147,46 @@ class TableTaker : public store::RowTaker {
   const TableView view_;
 };
 
-std::tuple<uint32_t, uint32_t, uint32_t> load_stored_rows(Collection& collection, int64_t table, int fd,
-                                                          const std::string& path, int64_t rows,
-                                                          const std::tuple<uint64_t, uint64_t, uint64_t>& offsets,
-                                                          const std::pair<int64_t, int64_t>& range, bool dirty,
-                                                          int threads) {
-  check_threads(threads);
-  const Table& t = collection.table(check_table(collection, table));
+// Collection, table, open file, its path, whose rows, rows, offsets of ids, weight and state, range of ids, dirty.
+using StoredSpec = std::tuple<Collection*, int64_t, int, std::string, std::string, int64_t,
+                              std::tuple<uint64_t, uint64_t, uint64_t>, std::pair<int64_t, int64_t>, bool>;
+
+store::StoredRows to_stored(const StoredSpec& spec) {
+  const auto& [collection, index, fd, path, owner, rows, offsets, range, dirty] = spec;
+  const Table& t = collection->table(check_table(*collection, index));
   require(rows >= 0, "rows: expected at least 0, got " + std::to_string(rows));
   store::StoredRows stored;
   stored.fd = fd;
   stored.path = path;
+  stored.owner = owner;
   stored.rows = rows;
   std::tie(stored.ids_at, stored.weight_at, stored.state_at) = offsets;
   stored.weight_size = static_cast<size_t>(weight_bytes(t.view().format));
   stored.state_size = static_cast<size_t>(t.state_size()) * sizeof(float);
   stored.begin = std::max(range.first, t.spec().row_offset);
   stored.end = std::min(range.second, t.spec().row_offset + t.num_rows());
+  return stored;
+}
+
+std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> load_stored_rows(const std::vector<StoredSpec>& specs,
+                                                                       int threads) {
+  check_threads(threads);
+  std::vector<store::StoredRows> stored;
+  for (const StoredSpec& spec : specs) stored.push_back(to_stored(spec));
   const py::gil_scoped_release release;
-  TableTaker taker(&collection, table, dirty);
-  const store::StoredCrcs crcs = store::read_rows(stored, threads, &taker);
-  return {crcs.ids, crcs.weight, crcs.state};
+  std::map<Collection*, std::unique_lock<std::mutex>> held;  // always locked in the order of their addresses
+  for (const StoredSpec& spec : specs) held[std::get<0>(spec)];
+  for (auto& [collection, lock] : held) lock = collection->hold_rows();
+  std::deque<TableTaker> takers;
+  std::vector<store::RowTaker*> pointers;
+  for (const StoredSpec& spec : specs) {
+    pointers.push_back(&takers.emplace_back(std::get<0>(spec), std::get<1>(spec), std::get<8>(spec)));
+  }
+  std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> found;
+  for (const store::StoredCrcs& crcs : store::read_rows(stored, pointers, threads)) {
+    found.emplace_back(crcs.ids, crcs.weight, crcs.state);
+  }
+  return found;
 }
 
 int64_t mark_rows(const TensorRef& rows, int64_t begin, int64_t end, const TensorRef& seen) {
@@ -186,7 +205,8 @@ int64_t mark_rows(const TensorRef& rows, int64_t begin, int64_t end, const Tenso
 
 void register_store(py::module_& module) {
   const char* level = std::getenv("CPR_ISA");
-  crc32c_choose(level != nullptr && std::string_view(level) == "base");
+  const std::string_view chosen = level == nullptr ? "" : level;
+  crc32c_choose(chosen == "base", chosen != "avx2");
 
   module.def("crc32c", &crc_of, py::arg("data"), py::arg("crc") = 0);
   module.def("crc32c_combine", &crc32c_combine, py::arg("crc_a"), py::arg("crc_b"), py::arg("length_b"));
@@ -198,9 +218,7 @@ void register_store(py::module_& module) {
       .def_property_readonly("crc", &store::SegmentFile::crc)
       .def("sync", &store::SegmentFile::sync, py::call_guard<py::gil_scoped_release>());
   module.def("read_sections", &read_sections, py::arg("sections"), py::arg("threads"));
-  module.def("load_stored_rows", &load_stored_rows, py::arg("collection"), py::arg("table"), py::arg("fd"),
-             py::arg("path"), py::arg("rows"), py::arg("offsets"), py::arg("range"), py::arg("dirty"),
-             py::arg("threads"));
+  module.def("load_stored_rows", &load_stored_rows, py::arg("stored"), py::arg("threads"));
   module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("end"), py::arg("seen"));
 }
 

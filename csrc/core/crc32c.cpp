@@ -5,7 +5,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace cpr {
@@ -118,19 +118,71 @@ __attribute__((target("sse4.2"))) uint32_t update_sse42(const unsigned char* dat
   return crc;
 }
 
+constexpr size_t kFold = 256;  // bytes of four registers
+constexpr size_t kLeastFold = 4 * kFold;
+
+// x^power modulo the polynomial as carry-less multiplication takes it. The product of two reflected numbers comes out
+// multiplied by x, so powers are one less than what they stand for.
+constexpr int64_t fold_constant(uint64_t power) {
+  uint32_t result = zeros_operator(power / 8);
+  for (uint64_t bit = 0; bit < power % 8; ++bit) result = multiply(result, kOne >> 1);
+  return static_cast<int64_t>(static_cast<uint64_t>(result) << 32);
+}
+
+constexpr int64_t kFoldFirst = fold_constant(8 * kFold + 64 - 1);  // for the first 8 of 16 bytes
+constexpr int64_t kFoldSecond = fold_constant(8 * kFold - 1);
+
+#define CPR_FOLD __attribute__((target("avx512f,vpclmulqdq"), always_inline)) inline
+
+// The 16-byte lanes of `sum` moved on by kFold bytes, and `data` there.
+CPR_FOLD __m512i fold(__m512i sum, __m512i constants, const unsigned char* data) {
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(sum, constants, 0x00),
+                                   _mm512_clmulepi64_epi128(sum, constants, 0x11), _mm512_loadu_si512(data), 0x96);
+}
+
+#undef CPR_FOLD
+
+// Carry-less multiplication replaces 256 bytes by 256 others of the same remainder until few are left.
+__attribute__((target("avx512f,vpclmulqdq,sse4.2"))) uint32_t update_folding(const unsigned char* data, size_t size,
+                                                                             uint32_t crc) noexcept {
+  if (size < kLeastFold) return update_sse42(data, size, crc);
+  const __m512i constants = _mm512_set4_epi64(kFoldSecond, kFoldFirst, kFoldSecond, kFoldFirst);
+  const __m512i start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc)));
+  __m512i first = _mm512_xor_si512(_mm512_loadu_si512(data), start);
+  __m512i second = _mm512_loadu_si512(data + 64);
+  __m512i third = _mm512_loadu_si512(data + 128);
+  __m512i fourth = _mm512_loadu_si512(data + 192);
+  for (data += kFold, size -= kFold; size >= kFold; data += kFold, size -= kFold) {
+    first = fold(first, constants, data);
+    second = fold(second, constants, data + 64);
+    third = fold(third, constants, data + 128);
+    fourth = fold(fourth, constants, data + 192);
+  }
+  unsigned char rest[kFold];
+  _mm512_storeu_si512(rest, first);
+  _mm512_storeu_si512(rest + 64, second);
+  _mm512_storeu_si512(rest + 128, third);
+  _mm512_storeu_si512(rest + 192, fourth);
+  return update_sse42(data, size, update_sse42(rest, kFold, 0));
+}
+
 #endif
 
 using Update = uint32_t (*)(const unsigned char*, size_t, uint32_t) noexcept;
 
-Update choose(bool portable) noexcept {
+Update choose(bool portable, bool wide) noexcept {
 #if defined(__x86_64__)
+  if (!portable && wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq")) {
+    return update_folding;
+  }
   if (!portable && __builtin_cpu_supports("sse4.2")) return update_sse42;
 #endif
   static_cast<void>(portable);
+  static_cast<void>(wide);
   return update_portable;
 }
 
-Update update = choose(false);
+Update update = choose(false, true);
 
 }  // namespace
 
@@ -142,6 +194,6 @@ uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) noexc
   return multiply(zeros_operator(length_b), crc_a) ^ crc_b;
 }
 
-void crc32c_choose(bool portable) noexcept { update = choose(portable); }
+void crc32c_choose(bool portable, bool wide) noexcept { update = choose(portable, wide); }
 
 }  // namespace cpr

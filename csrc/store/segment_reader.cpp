@@ -58,18 +58,36 @@ void read_block(Block* block) {
   }
 }
 
-// One block of stored rows: read, checked, handed on.
+// Rows of one table in one segment, cut into blocks.
+struct Source {
+  const StoredRows* stored = nullptr;
+  RowTaker* taker = nullptr;
+  int64_t block_rows = 0;
+  size_t first_block = 0;
+
+  size_t row_size() const { return sizeof(int64_t) + stored->weight_size + stored->state_size; }
+};
+
+// Blocks of stored rows: read, checked, handed on.
 class RowBlocks {
  public:
-  RowBlocks(const StoredRows& stored, size_t threads, RowTaker* taker) : stored_(stored), taker_(taker) {
-    const size_t row_size = sizeof(int64_t) + stored.weight_size + stored.state_size;
-    block_rows_ = std::max(kLeastBlockRows, static_cast<int64_t>(kBlockRowBytes / row_size));
-    crcs_.resize(static_cast<size_t>((stored.rows + block_rows_ - 1) / block_rows_));
-    memory_size_ = static_cast<size_t>(block_rows_) * row_size;
-    memory_ = std::make_unique_for_overwrite<char[]>(threads * memory_size_);
+  RowBlocks(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads) {
+    size_t blocks = 0;
+    for (size_t s = 0; s < stored.size(); ++s) {
+      Source source{&stored[s], takers[s], 0, blocks};
+      source.block_rows = std::max(kLeastBlockRows, static_cast<int64_t>(kBlockRowBytes / source.row_size()));
+      memory_size_ = std::max(memory_size_, static_cast<size_t>(source.block_rows) * source.row_size());
+      bytes_ += static_cast<size_t>(stored[s].rows) * source.row_size();
+      blocks += static_cast<size_t>((stored[s].rows + source.block_rows - 1) / source.block_rows);
+      sources_.push_back(source);
+    }
+    crcs_.resize(blocks);
+    threads_ = threads_for(bytes_, threads);
+    memory_ = std::make_unique_for_overwrite<char[]>(threads_ * memory_size_);
   }
 
   size_t tasks() const { return crcs_.size(); }
+  size_t threads() const { return threads_; }
 
   void run(size_t task, size_t thread) noexcept {
     if (failed_.load(std::memory_order_relaxed)) return;
@@ -82,62 +100,74 @@ class RowBlocks {
     }
   }
 
-  StoredCrcs finish() const {
+  std::vector<StoredCrcs> finish() const {
     if (error_ != nullptr) std::rethrow_exception(error_);
-    StoredCrcs whole;
+    std::vector<StoredCrcs> found(sources_.size());
     for (size_t task = 0; task < crcs_.size(); ++task) {
-      const auto n = static_cast<size_t>(rows_of(task));
+      const Source& source = source_of(task);
+      StoredCrcs& whole = found[static_cast<size_t>(&source - sources_.data())];
+      const auto n = static_cast<size_t>(rows_of(source, task));
       whole.ids = crc32c_combine(whole.ids, crcs_[task].ids, n * sizeof(int64_t));
-      whole.weight = crc32c_combine(whole.weight, crcs_[task].weight, n * stored_.weight_size);
-      if (stored_.state_size != 0) {
-        whole.state = crc32c_combine(whole.state, crcs_[task].state, n * stored_.state_size);
+      whole.weight = crc32c_combine(whole.weight, crcs_[task].weight, n * source.stored->weight_size);
+      if (source.stored->state_size != 0) {
+        whole.state = crc32c_combine(whole.state, crcs_[task].state, n * source.stored->state_size);
       }
     }
-    return whole;
+    return found;
   }
 
  private:
-  int64_t first_of(size_t task) const { return static_cast<int64_t>(task) * block_rows_; }
-  int64_t rows_of(size_t task) const { return std::min(block_rows_, stored_.rows - first_of(task)); }
+  const Source& source_of(size_t task) const {
+    const auto later = [](size_t block, const Source& source) { return block < source.first_block; };
+    return *(std::upper_bound(sources_.begin(), sources_.end(), task, later) - 1);
+  }
+  static int64_t first_of(const Source& source, size_t task) {
+    return static_cast<int64_t>(task - source.first_block) * source.block_rows;
+  }
+  static int64_t rows_of(const Source& source, size_t task) {
+    return std::min(source.block_rows, source.stored->rows - first_of(source, task));
+  }
 
   void read(size_t task, char* ids) {
-    const auto n = static_cast<size_t>(rows_of(task));
-    const auto first = static_cast<uint64_t>(first_of(task));
+    const Source& source = source_of(task);
+    const StoredRows& stored = *source.stored;
+    const auto n = static_cast<size_t>(rows_of(source, task));
+    const auto first = static_cast<uint64_t>(first_of(source, task));
     const size_t ids_size = n * sizeof(int64_t);
-    const size_t state_size = n * stored_.state_size;
+    const size_t state_size = n * stored.state_size;
     char* state = ids + ids_size;
     char* weight = state + state_size;  // last: state is whole float32s, weight may be anything
     StoredCrcs& crcs = crcs_[task];
-    fetch(stored_.ids_at + first * sizeof(int64_t), ids_size, ids, &crcs.ids);
-    check(reinterpret_cast<const int64_t*>(ids), n);
+    fetch(stored, stored.ids_at + first * sizeof(int64_t), ids_size, ids, &crcs.ids);
+    check(stored, reinterpret_cast<const int64_t*>(ids), n);
     const auto* rows = reinterpret_cast<const int64_t*>(ids);
-    void* place = taker_->place(rows, static_cast<int64_t>(n));
-    fetch(stored_.weight_at + first * stored_.weight_size, n * stored_.weight_size, place == nullptr ? weight : place,
-          &crcs.weight);
-    if (state_size != 0) fetch(stored_.state_at + first * stored_.state_size, state_size, state, &crcs.state);
-    taker_->take(rows, static_cast<int64_t>(n), place == nullptr ? weight : nullptr,
-                 state_size == 0 ? nullptr : reinterpret_cast<const float*>(state));
+    void* place = source.taker->place(rows, static_cast<int64_t>(n));
+    fetch(stored, stored.weight_at + first * stored.weight_size, n * stored.weight_size,
+          place == nullptr ? weight : place, &crcs.weight);
+    if (state_size != 0) fetch(stored, stored.state_at + first * stored.state_size, state_size, state, &crcs.state);
+    source.taker->take(rows, static_cast<int64_t>(n), place == nullptr ? weight : nullptr,
+                       state_size == 0 ? nullptr : reinterpret_cast<const float*>(state));
   }
 
-  void fetch(uint64_t offset, size_t size, void* to, uint32_t* crc) const {
+  static void fetch(const StoredRows& stored, uint64_t offset, size_t size, void* to, uint32_t* crc) {
     for (size_t done = 0; done < size; done += kPiece) {
       const int code =
-          read_piece(stored_.fd, offset + done, std::min(kPiece, size - done), static_cast<char*>(to) + done, crc);
-      if (code != 0) throw IoError(code, std::generic_category().message(code), stored_.path);
+          read_piece(stored.fd, offset + done, std::min(kPiece, size - done), static_cast<char*>(to) + done, crc);
+      if (code != 0) throw IoError(code, std::generic_category().message(code), stored.path);
     }
   }
 
-  void check(const int64_t* ids, size_t n) const {
+  static void check(const StoredRows& stored, const int64_t* ids, size_t n) {
     const auto [least, most] = std::minmax_element(ids, ids + n);
-    if (*least >= stored_.begin && *most < stored_.end) return;
-    throw std::out_of_range("rows: expected rows of [" + std::to_string(stored_.begin) + ", " +
-                            std::to_string(stored_.end) + "), got " + std::to_string(*least) + ".." +
-                            std::to_string(*most));
+    if (*least >= stored.begin && *most < stored.end) return;
+    throw std::out_of_range(stored.path + ": " + stored.owner + ": rows: expected rows of [" +
+                            std::to_string(stored.begin) + ", " + std::to_string(stored.end) + "), got " +
+                            std::to_string(*least) + ".." + std::to_string(*most));
   }
 
-  const StoredRows& stored_;
-  RowTaker* const taker_;
-  int64_t block_rows_ = 0;
+  std::vector<Source> sources_;  // those without rows have no block
+  size_t bytes_ = 0;
+  size_t threads_ = 1;
   size_t memory_size_ = 0;  // bytes a thread, for one block
   std::unique_ptr<char[]> memory_;
   std::vector<StoredCrcs> crcs_;
@@ -175,11 +205,9 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
   return results;
 }
 
-StoredCrcs read_rows(const StoredRows& stored, int threads, RowTaker* taker) {
-  const size_t bytes = static_cast<size_t>(stored.rows) * (sizeof(int64_t) + stored.weight_size + stored.state_size);
-  const size_t used = threads_for(bytes, threads);
-  RowBlocks blocks(stored, used, taker);
-  run_blocks(blocks.tasks(), used, [&](size_t task, size_t thread) { blocks.run(task, thread); });
+std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads) {
+  RowBlocks blocks(stored, takers, threads);
+  run_blocks(blocks.tasks(), blocks.threads(), [&](size_t task, size_t thread) { blocks.run(task, thread); });
   return blocks.finish();
 }
 

@@ -25,7 +25,8 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
 // The rows of one table in a segment; offsets are in bytes from the start of the file.
 struct StoredRows {
   int fd = -1;
-  std::string path;  // for messages
+  std::string path;   // for messages
+  std::string owner;  // for messages
   int64_t rows = 0;
   uint64_t ids_at = 0;  // int64 each
   uint64_t weight_at = 0;
@@ -54,9 +55,10 @@ class RowTaker {
   virtual void take(const int64_t* ids, int64_t n, const void* weight, const float* state) = 0;
 };
 
-// Hands all rows on, block by block in any order, from memory that is small enough to stay in cache, and returns the
-// checksums of what was read. Throws IoError; std::out_of_range for an id outside [begin, end), of whose block nothing
-// was handed on; and what the taker throws. Some blocks may have been handed on or read to their place then.
-StoredCrcs read_rows(const StoredRows& stored, int threads, RowTaker* taker);
+// Hands the rows of each of `stored` to its taker, block by block in any order, from memory that is small enough to
+// stay in cache, and returns the checksums of what was read. Throws IoError; std::out_of_range for an id outside
+// [begin, end), of whose block nothing was handed on; and what a taker throws. Some blocks may have been handed on or
+// read to their place then.
+std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads);
 
 }  // namespace cpr::store

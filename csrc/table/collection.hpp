@@ -94,6 +94,9 @@ class Collection {
   // `weight`: of the table's dtype; `state`: [n, state_size].
   void load_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty,
                  int threads);
+  // The same in blocks, from several threads, no row twice: write_rows while the lock of hold_rows is held.
+  [[nodiscard]] std::unique_lock<std::mutex> hold_rows();
+  void write_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty);
   void reset_rows(int64_t table, int64_t begin, int64_t end);
   void discard_rows(int64_t table, int64_t begin, int64_t end);
   void clear_trackers(int64_t table, int64_t begin, int64_t end, bool dirty);

@@ -14,6 +14,11 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 1 << 14;
 constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kBytesAhead = 512;  // of each row
+
+void prefetch_row(const char* row, int64_t bytes) {
+  for (int64_t at = 0; at < std::min(bytes, kBytesAhead); at += 64) __builtin_prefetch(row + at, 1);
+}
 
 // `values` [state_size] to or from where the state of a row lies.
 void write_state(const TableView& t, int64_t row, const float* values) {
@@ -61,36 +66,49 @@ bool strictly_ascending(const int64_t* rows, int64_t n) {
 
 void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state,
                            bool dirty, int threads) {
-  check_owner("load_rows");
-  check_bound("load_rows");
   check_rows(index, rows, n);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("load_rows");
-  Table& t = table(index);
-  t.enter_deferred();
-  const TableView view = t.view();
+  const std::unique_lock<std::mutex> lock = hold_rows();
+  const TableView view = table(index).view();
   const int64_t bytes = weight_bytes(view.format);
   const int64_t tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
   if (!strictly_ascending(rows, n)) threads = 1;  // a row may come twice: the last one stays
   cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
-    const int64_t end = std::min(n, (task + 1) * kRowsPerTask);
-    TrackerDelta delta;
-    for (int64_t i = task * kRowsPerTask; i < end; ++i) {
-      if (i + kRowsAhead < end) {
-        const int64_t ahead = rows[i + kRowsAhead] - view.row_offset;
-        __builtin_prefetch(meta_of(view, ahead), 1);
-        __builtin_prefetch(weight_bytes_of(view, ahead), 1);
-      }
-      const int64_t row = rows[i] - view.row_offset;
-      if (weight != nullptr) {  // else the rows have it already
-        __builtin_memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes,
-                         static_cast<size_t>(bytes));
-      }
-      if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
-      t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, 0.0F, &delta);
-    }
-    t.add(delta);
+    const int64_t at = task * kRowsPerTask;
+    write_rows(index, rows + at, std::min(n - at, kRowsPerTask), static_cast<const char*>(weight) + at * bytes,
+               state == nullptr ? nullptr : state + at * view.format.state_size, dirty);
   });
+}
+
+std::unique_lock<std::mutex> Collection::hold_rows() {
+  check_owner("load_rows");
+  check_bound("load_rows");
+  std::unique_lock<std::mutex> lock(mutex_);
+  check_idle("load_rows");
+  for (const auto& table : tables_) table->enter_deferred();
+  return lock;
+}
+
+void Collection::write_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state,
+                            bool dirty) {
+  Table& t = table(index);
+  const TableView view = t.view();
+  const int64_t bytes = weight_bytes(view.format);
+  TrackerDelta delta;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kRowsAhead < n) {
+      const int64_t ahead = rows[i + kRowsAhead] - view.row_offset;
+      __builtin_prefetch(meta_of(view, ahead), 1);
+      if (weight != nullptr) prefetch_row(weight_bytes_of(view, ahead), bytes);
+    }
+    const int64_t row = rows[i] - view.row_offset;
+    if (weight != nullptr) {  // else the rows have it already
+      __builtin_memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes,
+                       static_cast<size_t>(bytes));
+    }
+    if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
+    t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, 0.0F, &delta);
+  }
+  t.add(delta);
 }
 
 void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {

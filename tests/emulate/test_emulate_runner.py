@@ -16,7 +16,6 @@ from cpr_native.overhead import Job
 from cpr_native.recovery import RecoveryManager
 from cpr_native.store import CheckpointStore
 
-
 PRIORITY = ("mfu", "ssu", "scar", "drift", "random", "round_robin")
 PARTIAL = ("partial", "partial_small", "delta_partial", *PRIORITY)
 

@@ -16,13 +16,15 @@ from recovery import towers
 from recovery.jobs import BATCH, SHARDS, Arrays, same
 from recovery.towers import NAMES, ROWS, OneCollection, Towers, batch_size, batches, dense_of, loss_of, manage
 
+import cpr_native.shard
+import cpr_native.store.restore
 from cpr_native import convert
 from cpr_native.modules import EmbeddingBag
 from cpr_native.optim import SGD, RowWiseAdagrad
 from cpr_native.policy import Delta, Full, Mfu, Partial, Policy, Random, RoundRobin, Scar, Ssu
 from cpr_native.recovery import RecoveryReport
 from cpr_native.recovery.collection import TrainedCollection
-from cpr_native.store import CheckpointStore
+from cpr_native.store import CheckpointStore, load_stored
 from cpr_native.train import fit
 
 POLICIES: dict[str, Policy] = {
@@ -248,3 +250,29 @@ def test_one_module_keeps_the_names_and_scalars_of_its_own(tmp_path: Path) -> No
     point = CheckpointStore(tmp_path).latest("exact")
     assert [table.name for table in TrainedCollection(model).schema.tables] == ["weight"]
     assert point.engine["learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_restore_opens_no_more_files_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    model = towers.towers()
+    manager = manage(model, tmp_path, Delta())
+    manager.start()
+    for seed in range(3):
+        towers.train(model, batches(2, seed=seed), manager)
+        manager.save("delta", wait=True)
+    saved = towers.rows_of(model)
+    opened: list[int] = []
+
+    def counted(wanted: Any, threads: int) -> None:
+        opened.append(len({each[0].segment.path for each in wanted}))
+        load_stored(wanted, threads)
+
+    monkeypatch.setattr(cpr_native.store.restore, "_MOST_FILES", files)
+    monkeypatch.setattr(cpr_native.shard, "load_stored", counted)
+    towers.train(model, batches(2, seed=9))
+    manager.recover([1])
+    assert same(towers.rows_of(model), saved)
+    assert max(opened) == files
+    manager.close()

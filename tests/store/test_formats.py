@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,10 @@ class Taken:
     def __init__(self) -> None:
         self.rows: dict[str, tuple[Any, ...]] = {}
 
-    def load_rows(self, stored: StoredRows, priority: bool) -> None:
-        found = stored.read()
-        self.rows[stored.table] = (found.rows, found.weight, found.state, priority)
+    def load_rows(self, stored: Sequence[StoredRows]) -> None:
+        for each in stored:
+            found = each.read()
+            self.rows[each.table] = (found.rows, found.weight, found.state, each.priority)
 
 
 def schema_of(optimizer: str, dtypes: tuple[str, ...], columns: int | None = None) -> CollectionSchema:
