@@ -168,7 +168,7 @@ EXTRA: dict[str, Any] = {
         "quality": {
             "stress": {
                 "every_samples": 10_000, "rows_touched": 30_000.0, "budget_rows": 10_000, "ratio": 3.0,
-                "least_of_a_table": 2.5, "tables": 7, "void": False,
+                "least_of_a_table": 2.5, "tables_binding": 7, "tables": 7, "void": False,
             }
         }
     },

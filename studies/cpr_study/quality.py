@@ -123,7 +123,7 @@ def table(
                     "config": config, "setup": setup, "policy": policy,
                     "overhead_formula_percent": formula_percent(preset, policy, share),
                     "overhead_measured_percent": ((measured or {}).get(config) or {}).get(policy),
-                    **figures,
+                    "bytes_against_vanilla": share, **figures,
                 })  # fmt: skip
     return rows
 

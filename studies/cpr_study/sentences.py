@@ -132,8 +132,8 @@ def touched_text(setup: str, touched: Figures) -> str:
     text = (
         f"{setup}: {count(touched['rows_touched'])} rows of the {touched['tables']} prioritised tables "
         f"are touched in r*T_save ({count(touched['every_samples'])} samples) for a budget of "
-        f"{count(touched['budget_rows'])}, "
-        f"ratio {touched['ratio']:.2f} (least of a table {touched['least_of_a_table']:.2f})"
+        f"{count(touched['budget_rows'])}, ratio {touched['ratio']:.2f}; "
+        f"{touched['tables_binding']} tables reach 2 alone, the least has {touched['least_of_a_table']:.2f}"
     )
     return text + (": **void**, MFU is nearly an unlimited delta here." if touched["void"] else ".")
 

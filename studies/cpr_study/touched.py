@@ -36,9 +36,9 @@ def ids_by_table(samples: Samples, tables: list[int]) -> dict[int, NDArray[np.in
 def touched(samples: Samples, *, every: int, fraction: float) -> dict[str, Any]:
     """Return the different rows touched in `every` samples against the rows that a save of `fraction` takes.
 
-    Over the prioritised tables together (`ratio`), and of the table with the least (`least_of_a_table`); a
-    mean over the whole intervals of the run. Below `LEAST` the budget hardly binds (`void`): the most
-    frequently used rows are then nearly all that changed.
+    Over the prioritised tables together (`ratio`), of the table with the least (`least_of_a_table`), and how
+    many tables reach `LEAST` alone (`tables_binding`); means over the whole intervals of the run. Below
+    `LEAST` the budget hardly binds (`void`): the most frequently used rows are then nearly all that changed.
     """
     tables = prioritised_tables([_Rows(rows) for rows in samples.table_sizes])
     ids = ids_by_table(samples, tables)
@@ -47,10 +47,11 @@ def touched(samples: Samples, *, every: int, fraction: float) -> dict[str, Any]:
     seen = [np.mean([len(np.unique(ids[t][start : start + every])) for start in starts]) for t in tables]
     budgets = [max(1, int(fraction * samples.table_sizes[table])) for table in tables]
     ratio = float(sum(seen) / sum(budgets))
+    alone = [float(s / b) for s, b in zip(seen, budgets, strict=True)]
     return {
         "every_samples": every, "rows_touched": float(sum(seen)), "budget_rows": sum(budgets), "ratio": ratio,
-        "least_of_a_table": float(min(s / b for s, b in zip(seen, budgets, strict=True))),
-        "tables": len(tables), "void": ratio < LEAST,
+        "least_of_a_table": min(alone), "tables": len(tables),
+        "tables_binding": sum(r >= LEAST for r in alone), "void": ratio < LEAST,
     }  # fmt: skip
 
 

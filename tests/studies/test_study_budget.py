@@ -83,4 +83,5 @@ def test_rows_touched_by_hand() -> None:
     assert (found["rows_touched"], found["budget_rows"], found["tables"]) == (6.0, 2, 1)
     assert (found["ratio"], found["void"]) == (3.0, False)
     found = touched.touched(samples(ids, (1000, 2), 4), every=8, fraction=0.004)
-    assert (found["ratio"], found["void"]) == (1.5, True)
+    assert (found["ratio"], found["least_of_a_table"], found["void"]) == (1.5, 1.5, True)
+    assert found["tables_binding"] == 0
