@@ -21,7 +21,7 @@ from cpr_study.study import FULL, SMALL, Size, run_cells, samples_of
 from cpr_study.touched import touched_in_cells
 
 ROOT = Path(__file__).resolve().parents[2]
-MORE_SEEDS = 20
+MORE_SEEDS = 40
 PAIRS = 5
 
 
