@@ -20,6 +20,8 @@ from cpr_native.emulate.style import (
     svg,
 )
 
+_MOST_LABELS = 5
+
 
 def overhead_chart(runs: Sequence[RunResult], total_hours: float) -> str:
     """Stacked bars: overhead of every run in percent of the job, split into its four parts."""
@@ -143,6 +145,8 @@ def timeline_chart(runs: Sequence[RunResult], total_hours: float) -> str:
                     [failure.hour], row, "failure", marker="X", markersize=11, color="#d55e00",
                     markeredgecolor="black",
                 )  # fmt: skip
+                if len(run.failures) > _MOST_LABELS:
+                    continue
                 shards = ",".join(map(str, failure.shards))
                 axes.annotate(
                     f"{failure.mode}, shard {shards}", (failure.hour, row), xytext=(0, 9),

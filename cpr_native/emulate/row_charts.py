@@ -19,7 +19,7 @@ from cpr_native.emulate.style import GRID, GROUP_FILLS, GROUP_HATCHES, RC, Serie
 
 _BARS = 40
 _GROUPS: tuple[Group, ...] = ("prioritised", "small")
-_LABELS: dict[Weight, str] = {"rows": "rows", "lookups": "weighted by lookups"}
+_WEIGHTS: tuple[Weight, ...] = ("rows", "lookups")
 
 
 def saved_chart(runs: Sequence[RunResult]) -> str:
@@ -29,7 +29,9 @@ def saved_chart(runs: Sequence[RunResult]) -> str:
     width = math.ceil((most + 1) / _BARS)
     edges = np.arange(0, most + 1 + width, width) - 0.5
     with rc_context(RC):
-        figure = Figure(figsize=(9.0, 0.9 + 0.95 * len(runs)), layout="constrained")
+        figure = Figure(
+            figsize=(9.0, 0.9 + (0.95 if len(runs) < 7 else 0.7) * len(runs)), layout="constrained"
+        )
         panels: NDArray[Any] = figure.subplots(
             len(runs), len(groups), sharex=True, sharey=True, squeeze=False
         )
@@ -61,7 +63,7 @@ def coverage_chart(runs: Sequence[RunResult], styles: Mapping[str, Series]) -> s
         figure = Figure(figsize=(9.0, 3.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         most = max(int(saved_of(run, "rows").highest) for run in runs)
-        for axes, weight in zip(panels, _LABELS, strict=True):
+        for axes, weight in zip(panels, _WEIGHTS, strict=True):
             for run in runs:
                 spread = saved_of(run, weight)
                 times = np.arange(1, spread.highest + 2)
@@ -75,7 +77,7 @@ def coverage_chart(runs: Sequence[RunResult], styles: Mapping[str, Series]) -> s
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_ylim(-2, 105)
             axes.set_xlabel("k: times saved")
-            axes.set_title(f"{weight}: % with rows saved k times or more", fontsize=10)
+            axes.set_title(f"% of {weight}: rows saved k times or more", fontsize=10)
             axes.grid(color=GRID)
         _legend(figure, panels[0], len(runs))
         return svg(figure)
@@ -87,7 +89,7 @@ def age_chart(runs: Sequence[RunResult], styles: Mapping[str, Series]) -> str:
         figure = Figure(figsize=(9.0, 3.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
         spreads: dict[Weight, list[tuple[RunResult, Distribution]]] = {
-            weight: [(run, pooled_age_of(run, weight)) for run in runs] for weight in _LABELS
+            weight: [(run, pooled_age_of(run, weight)) for run in runs] for weight in _WEIGHTS
         }
         oldest = max(spread.highest for part in spreads.values() for _, spread in part)
         reach = 1.04 * max(oldest, 1e-9)
@@ -101,7 +103,7 @@ def age_chart(runs: Sequence[RunResult], styles: Mapping[str, Series]) -> str:
             axes.set_xlim(0, reach)
             axes.set_ylim(-2, 105)
             axes.set_xlabel("age, hours")
-            axes.set_title(f"{_LABELS[weight]}: % at most so old", fontsize=10)
+            axes.set_title(f"% of {weight}: rows at most so old", fontsize=10)
             axes.grid(color=GRID)
         _legend(figure, panels[0], len(runs))
         return svg(figure)
@@ -112,7 +114,7 @@ def age_of_failures_chart(runs: Sequence[RunResult], styles: Mapping[str, Series
     with rc_context(RC):
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
-        for axes, weight in zip(panels, _LABELS, strict=True):
+        for axes, weight in zip(panels, _WEIGHTS, strict=True):
             for run in runs:
                 hours = [failure.hour for failure in run.failures]
                 means = [age_of(failure, weight).mean for failure in run.failures]
@@ -123,7 +125,7 @@ def age_of_failures_chart(runs: Sequence[RunResult], styles: Mapping[str, Series
             axes.set_xlim(0, total_hours)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("hour of the failure")
-            axes.set_title(f"{_LABELS[weight]}: mean age, hours", fontsize=10)
+            axes.set_title(f"mean age in hours, weighted by {weight}", fontsize=10)
             axes.grid(color=GRID)
         _legend(figure, panels[0], len(runs))
         return svg(figure)
@@ -132,5 +134,10 @@ def age_of_failures_chart(runs: Sequence[RunResult], styles: Mapping[str, Series
 def _legend(figure: Figure, axes: Any, runs: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(runs, 6), frameon=False, handlelength=4
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=runs if runs < 6 else 4,
+        frameon=False,
+        handlelength=4,
     )

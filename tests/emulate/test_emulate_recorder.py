@@ -94,38 +94,32 @@ def histogram(rows: Sequence[tuple[int, int]], value: dict[tuple[int, int], int]
     return {key: (counts[key], sums[key]) for key in sorted(counts)}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("recorded")
+@pytest.fixture(scope="module", params=SAVING)
+def recorded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunResult, list[Commit]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    (run,) = run_emulation(EMULATION, TinySource(), (request.param,), checkpoints=folder).runs
+    return run, commits_of(folder / request.param)
 
 
-@pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[str, RunResult]:
-    results = run_emulation(EMULATION, TinySource(), SAVING, checkpoints=folder)
-    return {run.strategy: run for run in results.runs}
-
-
-@pytest.mark.parametrize("strategy", SAVING)
-def test_times_saved_are_those_of_the_files(strategy: str, runs: dict[str, RunResult], folder: Path) -> None:
-    commits = commits_of(folder / strategy)
+def test_times_saved_are_those_of_the_files(recorded: tuple[RunResult, list[Commit]]) -> None:
+    run, commits = recorded
     times = Counter(row for commit in commits for row in commit.rows)
     lookups = lookups_until(SAMPLES)
     assert sum(lookups.values()) == len(SIZES) * SAMPLES
-    for part, tables in zip(runs[strategy].rows_saved, ((0, 1), (2,)), strict=True):
+    for part, tables in zip(run.rows_saved, ((0, 1), (2,)), strict=True):
         rows = [(table, row) for table in tables for row in range(SIZES[table])]
         expected = histogram(rows, {row: times[row] for row in rows}, lookups)
         assert part.tables == len(tables)
         assert dict(zip(part.times, zip(part.rows, part.lookups, strict=True), strict=True)) == expected
-    assert len(commits) == runs[strategy].commits
+    assert len(commits) == run.commits
 
 
-@pytest.mark.parametrize("strategy", SAVING)
-def test_ages_at_failures_are_those_of_the_files(
-    strategy: str, runs: dict[str, RunResult], folder: Path
-) -> None:
-    commits = commits_of(folder / strategy)
-    assert len(runs[strategy].failures) == 2
-    for failure in runs[strategy].failures:
+def test_ages_at_failures_are_those_of_the_files(recorded: tuple[RunResult, list[Commit]]) -> None:
+    run, commits = recorded
+    assert len(run.failures) == 2
+    for failure in run.failures:
         step = -(-failure.hour * SAMPLES / EMULATION.job.total_hours // RECIPE.batch_size)
         struck = int(step) * RECIPE.batch_size
         lookups = lookups_until(struck)
@@ -141,8 +135,9 @@ def test_ages_at_failures_are_those_of_the_files(
         assert np.allclose(age.hours, np.array(age.samples) * EMULATION.job.total_hours / SAMPLES)
 
 
-def test_priority_saves_what_is_looked_up(runs: dict[str, RunResult]) -> None:
-    part = runs["mfu"].rows_saved[0]
+def test_priority_saves_what_is_looked_up() -> None:
+    (run,) = run_emulation(EMULATION, TinySource(), ("mfu",)).runs
+    part = run.rows_saved[0]
     often = [index for index, times in enumerate(part.times) if times >= 4]
     rows = sum(part.rows[index] for index in often) / sum(part.rows)
     lookups = sum(part.lookups[index] for index in often) / sum(part.lookups)
