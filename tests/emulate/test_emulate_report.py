@@ -12,12 +12,12 @@ from cpr_native.emulate import FailureRecord, Results, RunResult
 from cpr_native.emulate.report import render_report, write_report
 from cpr_native.emulate.results import SaveMark
 from cpr_native.emulate.rows import RowAge, RowsSaved
-from cpr_native.overhead import Overhead
+from cpr_native.overhead import Overhead, Recovery
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
-def _run(strategy: str, mode: str, hours: Overhead, pls: float) -> RunResult:
+def _run(strategy: str, mode: Recovery, hours: Overhead, pls: float) -> RunResult:
     failures: tuple[FailureRecord, ...] = ()
     if strategy != "none":
         failures = tuple(
@@ -27,7 +27,7 @@ def _run(strategy: str, mode: str, hours: Overhead, pls: float) -> RunResult:
                 rows_restored=54321,
                 lost_lookups=987,
                 mode=mode,
-                pls=pls / 2,  # type: ignore[arg-type]
+                pls=pls / 2,
                 row_age=RowAge(samples=(10, 40), hours=(1.0, 4.0), rows=(300, 100), lookups=(0, 70)),
             )
             for hour, shard in ((11.0, 3), (40.0, 6))
