@@ -44,7 +44,7 @@ class Size:
         yield from sensitivity(self.cell_seeds, small=self.small)
 
 
-FULL = Size(paper_seeds=40, stress_seeds=16, proxy_seeds=60, cell_seeds=6, samples=137_139, small=False)
+FULL = Size(paper_seeds=40, stress_seeds=16, proxy_seeds=60, cell_seeds=4, samples=137_139, small=False)
 SMALL = Size(paper_seeds=1, stress_seeds=2, proxy_seeds=4, cell_seeds=1, samples=12_000, small=True)
 
 # Read before the workers are forked, and inherited by them.
