@@ -136,7 +136,7 @@ def test_torch_is_not_imported(arguments: list[str]) -> None:
 
 def test_group_is_a_click_command() -> None:
     assert isinstance(cli, click.Group)
-    assert cli.list_commands(click.Context(cli)) == ["demo", "emulate", "inspect", "plan", "verify"]
+    assert cli.list_commands(click.Context(cli)) == ["demo", "emulate", "inspect", "plan", "report", "verify"]
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
