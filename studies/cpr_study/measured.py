@@ -150,16 +150,22 @@ def _measure_policy(
 def overhead_percent(config: Config, measured: Mapping[str, Any]) -> dict[str, float]:
     """Return each policy's overhead in percent: measured saves, published load and reschedule costs.
 
+    A priority save is charged for its whole quota of rows: in the few steps trained here fewer are touched.
     Full recovery's lost work, half an interval a failure, is the formula's.
     """
     job, costs = config.preset.job, config.preset.costs
-    return {name: _percent(config, job, costs, name, measured[name]) for name in measured}
+    found = {}
+    for name, seconds in measured.items():
+        quota = POLICIES[name].fraction * measured["full"]["save_bytes"]
+        save = seconds["save_seconds"] * max(1.0, quota / seconds["save_bytes"])
+        found[name] = _percent(config, job, costs, name, save)
+    return found
 
 
-def _percent(config: Config, job: Job, costs: Costs, name: str, seconds: Mapping[str, Any]) -> float:
+def _percent(config: Config, job: Job, costs: Costs, name: str, seconds: float) -> float:
     policy = POLICIES[name]
     hours = policy.interval_hours(plan(job, costs, config.preset.target_pls, fraction=policy.fraction))
-    save: float = seconds["save_seconds"] * config.factor / 3600.0
+    save = seconds * config.factor / 3600.0
     lost = 0.5 * hours if policy.recovery == "full" else 0.0
     failure = costs.load_of(policy.recovery) + costs.reschedule_of(policy.recovery) + lost
     return 100.0 * (save * job.total_hours / hours + failure * job.failures) / job.total_hours
