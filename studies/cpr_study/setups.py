@@ -24,8 +24,7 @@ _SMALL_MLPS = Recipe(
 class SetUp:
     """A model, its tables and the emulated job.
 
-    `lost`: shards lost at a failure; `max_rows`: cap of every table; `row_share`: of the rows that the
-    prioritised tables hold together.
+    `lost`: shards lost at a failure; `max_rows`: cap of every table.
     """
 
     name: str

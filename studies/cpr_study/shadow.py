@@ -28,8 +28,7 @@ class SavedTable:
     """Rows of one table as last saved, and their books at that moment.
 
     `weight` [rows, dim], `state` [rows]; `count`, `drift`: the trainee's since its start; `exact_count`:
-    likewise at the last base or delta; `dirty`: stayed dirty over a partial recovery; `sample`: samples
-    trained when the row was saved.
+    likewise at the last base or delta; `dirty`: stayed dirty over a partial recovery.
     """
 
     weight: NDArray[np.float32]
@@ -38,7 +37,6 @@ class SavedTable:
     exact_count: NDArray[np.uint32]
     drift: NDArray[np.float32]
     dirty: NDArray[np.bool_]
-    sample: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class Shadow:
             table, rows = chunk.table, np.array(chunk.rows)
             chunk.close()
             state = states.setdefault(table, trainee.state(table))
-            self._enter(trainee, table, rows, state, exact=clears_dirty(kind), samples=samples)
+            self._enter(trainee, table, rows, state, exact=clears_dirty(kind))
         snapshot.commit()
         self.bytes_written += self._dense_bytes
         self.saves += samples > 0
@@ -129,14 +127,13 @@ class Shadow:
 
     def _enter(
         self, trainee: Trainee, table: int, rows: NDArray[np.int64], state: NDArray[np.float32],
-        *, exact: bool, samples: int,
+        *, exact: bool,
     ) -> None:  # fmt: skip
         saved, weight = self.tables[table], trainee.weight(table)
         saved.weight[rows] = weight[rows]
         saved.state[rows] = state[rows]
         saved.count[rows] = trainee.engine.counts(table)[rows]
         saved.drift[rows] = trainee.engine.drift(table)[rows]
-        saved.sample[rows] = samples
         if exact:
             saved.exact_count[rows] = saved.count[rows]
             saved.dirty[rows] = False
@@ -219,7 +216,7 @@ def _unsaved(trainee: Trainee, table: int) -> SavedTable:
     return SavedTable(
         weight=np.array(weight), state=trainee.state(table), count=np.zeros(rows, np.uint32),
         exact_count=np.zeros(rows, np.uint32), drift=np.zeros(rows, np.float32),
-        dirty=np.zeros(rows, np.bool_), sample=np.zeros(rows, np.int64),
+        dirty=np.zeros(rows, np.bool_),
     )  # fmt: skip
 
 
