@@ -26,7 +26,8 @@ def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> Non
         records: of finished units.
         docs: the folder of the documents.
         extra: what the records don't hold, each None or missing where it was not run: `measured`, overhead in
-            per cent of the job by configuration and policy; `touched` (`touched.touched_in_cells`);
+            per cent of the job by configuration and policy; `measured_seconds`, what it is made from
+            (`measured.measure`); `touched` (`touched.touched_in_cells`);
             `closed_loop`, `cpr_native.overhead.closed_loop_study` by configuration; `machine`, `data` and
             `command`: facts for the page.
 
@@ -64,6 +65,7 @@ def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
         "setups": {name: _setup(name) for name in SETUPS},
         "table": quality.table(cells, measured),
         "measured_goals": _goals(measured),
+        "measured_seconds": extra.get("measured_seconds") or {},
         "noise": quality.noise(cells),
         "touched": touched,
         "bars": {
