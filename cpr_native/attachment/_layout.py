@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -70,18 +71,41 @@ _LAYOUTS: dict[type[Optimizer], Callable[[_Options], Layout]] = {
 }
 
 
-def layout_of(optimizer: Optimizer, group: _Options, *, sparse: bool, dtype: torch.dtype) -> Layout | None:
-    """The state tensors of a weight with a row for each of its rows, all of its state but scalars.
+# They look at the whole weight, whatever the shape of what they keep.
+_WHOLE = tuple(
+    getattr(torch.optim, name) for name in ("LBFGS", "Adafactor", "Muon") if hasattr(torch.optim, name)
+)
 
-    None where that can't be said: optimizers of other classes (LBFGS, Adafactor and Muon look at the whole
-    weight), weights that aren't float32, momentum of sparse gradients, which torch keeps as a sparse tensor.
+
+def layout_of(optimizer: Optimizer, group: _Options, weight: Tensor, *, sparse: bool) -> Layout | None:
+    """The state tensors of a weight with an element for each of its elements, all of its state but scalars.
+
+    Of a class of torch's it is what the options say, before there is any; of another what is there now.
+    None where that can't be said: LBFGS, Adafactor and Muon look at the whole weight, other classes may have
+    no state yet, or some of other shapes; weights that aren't float32; momentum of sparse gradients, which
+    torch keeps as a sparse tensor.
     """
     make = _LAYOUTS.get(type(optimizer))
-    if make is None:
-        return None
-    columns = make(group)
-    if columns and dtype != torch.float32:
+    columns = _found(optimizer, weight) if make is None else make(group)
+    if columns and weight.dtype != torch.float32:
         return None
     if sparse and type(optimizer) is torch.optim.SGD and columns:
         return None
     return columns
+
+
+def _found(optimizer: Optimizer, weight: Tensor) -> Layout | None:
+    state = optimizer.state.get(weight)
+    if not state or isinstance(optimizer, _WHOLE):
+        return None
+    columns = []
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.shape == weight.shape and name != "step":
+            if value.layout != torch.strided or value.dtype != torch.float32:
+                return None
+            columns.append(Column(name))
+        elif not (
+            isinstance(value, bool | int | float | None) or (isinstance(value, Tensor) and value.numel() == 1)
+        ):
+            return None
+    return tuple(columns)

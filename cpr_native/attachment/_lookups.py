@@ -77,13 +77,10 @@ HOOK_ID = -0x637072
 class ForwardHook:
     """The hook on a module; its copies, by deepcopy or pickle with their module, do nothing.
 
-    `owner`: the attachment, kept alive by the module through this; `seen`: gets module, ids and output.
+    `seen`: gets module, ids and output.
     """
 
-    def __init__(
-        self, owner: object = None, seen: Callable[[nn.Module, Tensor, Any], None] | None = None
-    ) -> None:
-        self.owner = owner
+    def __init__(self, seen: Callable[[nn.Module, Tensor, Any], None] | None = None) -> None:
         self._seen = seen
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -104,11 +101,6 @@ class ForwardHook:
         """Remove the hook of `module`, if it has one."""
         module._forward_hooks.pop(HOOK_ID, None)
         module._forward_hooks_with_kwargs.pop(HOOK_ID, None)
-
-    @staticmethod
-    def owner_of(module: nn.Module) -> object:
-        """The attachment that tracks `module`, or None."""
-        return getattr(module._forward_hooks.get(HOOK_ID), "owner", None)
 
     def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
         return ForwardHook, ()

@@ -23,20 +23,23 @@ class RowState:
     """The state of one table's rows in the torch optimizer that trains it.
 
     `layout` None: it may have rows nobody knows of (see `layout_of`), so all of it stays in the dense state.
-    Torch makes state at the first step; until then its initial value is what the engine saves. Holds the
-    optimizer weakly.
+    Torch makes state at the first step; until then its initial value is what the engine saves. `untrained`:
+    no optimizer steps the weight. Holds the optimizer weakly.
     """
 
-    def __init__(self, table: AttachedTable, index: int, optimizer: Optimizer | None) -> None:
+    def __init__(
+        self, table: AttachedTable, index: int, optimizer: Optimizer | None, *, untrained: bool
+    ) -> None:
         weight = table.synced_weight()
         group = None if optimizer is None else group_of(optimizer, weight)
         self._table, self._index = table, index
         self._optimizer = None if optimizer is None or group is None else weakref.ref(optimizer)
         self.layout: Layout | None = None
         if optimizer is not None and group is not None:
-            self.layout = layout_of(optimizer, group, sparse=table.sparse, dtype=weight.dtype)
-        elif not weight.requires_grad:
+            self.layout = layout_of(optimizer, group, weight, sparse=table.sparse)
+        elif untrained or not weight.requires_grad:
             self.layout = ()
+        self._untrained = untrained
         self._stranger: str | None = None
         self._seen: list[Tensor | None] = []
         self._bound: list[int] | None = None
@@ -63,7 +66,7 @@ class RowState:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that `optimizer` updated the weight; `bind` raises when it isn't the one with this state."""
-        if self._optimizer is not None and not self.of(optimizer):
+        if (self._untrained or self._optimizer is not None) and not self.of(optimizer):
             self._stranger = type(optimizer).__name__
 
     def replaced(self, *, by_step: bool = False) -> bool:
@@ -101,25 +104,25 @@ class RowState:
         states = []
         for column, tensor in zip(self.layout, given, strict=True):
             if tensor is None:
-                tensor = (
-                    torch.full_like(weight, column.initial) if column.initial else torch.zeros_like(weight)
+                rows = self._table.part(weight)
+                states.append(
+                    torch.full_like(rows, column.initial) if column.initial else torch.zeros_like(rows)
                 )
-            self._check_tensor(column.name, tensor, weight)
-            states.append(tensor.detach())
+            else:
+                self._check_tensor(column.name, tensor, weight)
+                states.append(self._table.part(tensor))
         engine.bind_state(self._index, [describe(state) for state in states], states)
         self._bound = addresses
 
     def _check_layout(self) -> None:
         optimizer = self.optimizer
-        if optimizer is None:
-            return
         if self._stranger is not None:
+            told = "none that" if optimizer is None else f"the {type(optimizer).__name__}"
             raise ValueError(
-                f"table {self._table.name!r}: another optimizer ({self._stranger}) updated it than the "
-                f"{type(optimizer).__name__} it was attached with: detach and attach the model with "
-                "the new one"
+                f"table {self._table.name!r}: another optimizer ({self._stranger}) updated it than {told} "
+                "it was attached with: detach and attach the model with the new one"
             )
-        if self.layout is None:
+        if optimizer is None or self.layout is None:
             return
         weight = self._table.synced_weight()
         group = group_of(optimizer, weight)
@@ -128,7 +131,7 @@ class RowState:
                 f"table {self._table.name!r}: the optimizer doesn't hold its weight any more: detach and "
                 "attach the model anew"
             )
-        now = layout_of(optimizer, group, sparse=self._table.sparse, dtype=weight.dtype)
+        now = layout_of(optimizer, group, weight, sparse=self._table.sparse)
         expected = [column.name for column in self.layout]
         names = None if now is None else [column.name for column in now]
         if names != expected:
@@ -187,8 +190,9 @@ def unpack(
 
 
 def _numbered(optimizer: Optimizer, states: Sequence[RowState]) -> list[tuple[int, RowState]]:
-    """The states that `optimizer` has, by the number of their parameter in its state dict."""
+    """A state of each weight that `optimizer` has, with the weight's number in its state dict."""
     parameters = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return [
-        (parameters.index(id(state._table.synced_weight())), state) for state in states if state.of(optimizer)
-    ]
+    by_number = {
+        parameters.index(id(state._table.synced_weight())): state for state in states if state.of(optimizer)
+    }
+    return list(by_number.items())

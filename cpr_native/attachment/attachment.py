@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.attachment._lookups import ForwardHook, Lookups, without_padding
+from cpr_native.attachment._owner import disown, own, owner_of
 from cpr_native.attachment._state import RowState, pack, unpack
+from cpr_native.attachment._steps import holder_of, step_begins, step_ended, weights_of
 from cpr_native.attachment._tables import AttachedTable, EmbeddingModule
 from cpr_native.errors import CprError, SnapshotInProgress
-from cpr_native.modules import Request
 from cpr_native.modules._plan import EnginePlan
-from cpr_native.modules._watch import Update, group_of, mark_updates, watch_optimizers
+from cpr_native.modules._watch import watch_optimizers
 
 if TYPE_CHECKING:
     from cpr_native.modules._base import UpdateObserver
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 class Attachment:
     """What `attach` returns: an engine that tracks the tables of a model without owning them.
+
+    A table is an embedding weight by its rows or, with `blocks`, another parameter by blocks of its elements;
+    "row" means either.
 
     Trackers run if and only if an update follows: a lookup counts when an optimizer's step has used its
     gradient, whatever `training` is; not under `no_grad`, without a backward, or for a step that AMP skipped.
@@ -43,13 +50,16 @@ class Attachment:
     fused = False
 
     def __init__(
-        self, tables: Sequence[AttachedTable], plan: EnginePlan, optimizers: tuple[Optimizer, ...]
+        self, tables: Sequence[AttachedTable], plan: EnginePlan, optimizers: tuple[Optimizer, ...] | None
     ) -> None:
         self._tables = tuple(tables)
         self._plan = plan
-        holders = [_holder(table, optimizers) for table in tables]
-        self._states = [RowState(table, i, holders[i]) for i, table in enumerate(tables)]
-        self._optimizers = [weakref.ref(o) for o in optimizers if any(state.of(o) for state in self._states)]
+        given = optimizers or ()
+        holders = [holder_of(table, given) for table in tables]
+        self._states = [
+            RowState(table, i, holders[i], untrained=optimizers == ()) for i, table in enumerate(tables)
+        ]
+        self._optimizers = [weakref.ref(o) for o in given if any(state.of(o) for state in self._states)]
         self._addresses, self._versions = [0] * len(tables), [0] * len(tables)
         self._lookups = [Lookups() for _ in tables]
         self._observer: UpdateObserver | None = None
@@ -58,11 +68,11 @@ class Attachment:
         self._engine = plan.build()
         self.sync()
         for index, table in enumerate(tables):
-            for reference in table.modules:
-                module = reference()
-                if module is not None:
-                    ForwardHook(self, functools.partial(self._looked_up, index)).put_on(module)
-        self._unwatch = watch_optimizers(self, _weights, _step_ended, _step_begins)
+            for module in table.modules:
+                ForwardHook(functools.partial(self._looked_up, index)).put_on(module)
+            for module in table.holding:
+                own(module, self)
+        self._unwatch = watch_optimizers(self, weights_of, step_ended, step_begins)
 
     @property
     def engine(self) -> _native.Collection:
@@ -82,8 +92,16 @@ class Attachment:
 
     @property
     def table_names(self) -> list[str]:
-        """The tables in the engine's order, named after the module: `encoder-items` for `encoder.items`."""
+        """The tables in the engine's order: `encoder-items` for the weight of the embedding `encoder.items`.
+
+        Other parameters are named as in `state_dict()`, with `-` for `.`; a short last block, `<name>-tail`.
+        """
         return [table.name for table in self._tables]
+
+    @property
+    def looked_up(self) -> list[bool]:
+        """Which tables are embedding weights, whose lookups are counted and sampled, in that order."""
+        return [table.looked_up for table in self._tables]
 
     @property
     def attached(self) -> bool:
@@ -101,14 +119,34 @@ class Attachment:
             KeyError: no such table.
             IndexError: a row out of range.
         """
-        if table not in self.table_names:
-            raise KeyError(f"no table {table!r}, expected one of {self.table_names}")
-        index = self.table_names.index(table)
+        index = self._index(table)
         if rows is None:
             self._engine.mark_dirty(index)
             return
         ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
         self._engine.mark_dirty(index, describe(ids))
+
+    def keep_saved(self, keep: bool = True) -> None:
+        """Keep a copy of all tables as they are now, for `changes`, or give its memory back.
+
+        A manager with `Scar` does that itself. Every save that is committed enters its rows. Raises
+        SnapshotInProgress while a save is in flight.
+        """
+        self.sync()
+        for index in range(len(self._tables)):
+            self._engine.keep_saved(index, keep)
+
+    def changes(self, table: str, metric: Literal["l2"] = "l2") -> NDArray[np.float32]:
+        """How far each row of a table is from its copy as last saved, by its weight, [rows].
+
+        Raises:
+            KeyError: no such table.
+            ValueError: no copy is kept, which `keep_saved` or a manager with `Scar` does.
+            SnapshotInProgress: a save is in flight.
+        """
+        index = self._index(table)
+        self.sync()
+        return self._engine.changes(index, threads=len(os.sched_getaffinity(0)))
 
     def keys(self, model: nn.Module) -> frozenset[str]:
         """The entries of `model.state_dict()` that are tables, tied ones under every name."""
@@ -121,13 +159,12 @@ class Attachment:
         for table, state in zip(self._tables, self._states, strict=True):
             if state.layout is None:
                 held = (
-                    "an optimizer passed to attach()"
+                    "an optimizer passed to attach() (or pass optimizer=(), if none trains the model)"
                     if state.optimizer is None
-                    else "one whose state has rows"
+                    else "one whose state has rows (a known class, or its state there already when attached; "
+                    "float32, dense momentum)"
                 )
-                return (
-                    f"table {table.name!r} isn't trained by {held} (a known class, float32, dense momentum)"
-                )
+                return f"table {table.name!r} isn't trained by {held}"
         return None
 
     def sync(self) -> None:
@@ -142,7 +179,8 @@ class Attachment:
         weights = [table.synced_weight() for table in self._tables]
         for index, weight in enumerate(weights):
             if weight.data_ptr() != self._addresses[index]:
-                self._engine.bind_weight(index, describe(weight), weight.detach())
+                rows = self._tables[index].part(weight)
+                self._engine.bind_weight(index, describe(rows), rows)
                 self._addresses[index] = weight.data_ptr()
                 self._engine.mark_dirty(index)
             elif weight._version != self._versions[index] or self._states[index].replaced():
@@ -184,9 +222,9 @@ class Attachment:
         self._unwatch()
         self._unwatch = None
         for table in self._tables:
-            for reference in table.modules:
-                module = reference()
-                if module is not None and ForwardHook.owner_of(module) is self:
+            for module in table.holding:
+                if owner_of(module) is self:
+                    disown(module)
                     ForwardHook.take_off(module)
         for hooked in self._hooked:
             if hooked is not None:
@@ -201,6 +239,11 @@ class Attachment:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an attachment belongs to its model: attach the copy")
+
+    def _index(self, table: str) -> int:
+        if table not in self.table_names:
+            raise KeyError(f"no table {table!r}, expected one of {self.table_names}")
+        return self.table_names.index(table)
 
     def _looked_up(self, index: int, module: nn.Module, ids: Tensor, output: Any) -> None:
         assert isinstance(module, EmbeddingModule)
@@ -230,47 +273,3 @@ class Attachment:
         hook = self._lookups[index].accumulated
         handle = weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._hooked[index] = (weight, handle.remove)
-
-
-def _weights(attachment: Attachment) -> list[tuple[int, Tensor]]:
-    weights = ((index, table.weight()) for index, table in enumerate(attachment._tables))
-    return [(index, weight) for index, weight in weights if weight is not None]
-
-
-def _step_begins(attachment: Attachment, optimizer: Optimizer) -> None:
-    for index, state in enumerate(attachment._states):
-        if state.of(optimizer) and state.replaced():
-            attachment.engine.mark_dirty(index)
-
-
-def _step_ended(attachment: Attachment, optimizer: Optimizer, updates: Sequence[Update]) -> None:
-    engine = attachment.engine
-    mark_updates(attachment, optimizer, updates)
-    ids: list[Tensor] = []
-    lengths = [0] * len(attachment._tables)
-    for table, _, _ in updates:
-        state = attachment._states[table]
-        state.stepped(optimizer)
-        if state.replaced(by_step=True):
-            engine.mark_dirty(table)
-        taken = attachment._lookups[table].take()
-        if taken is not None:
-            engine.track(table, describe(taken))
-            ids.append(taken)
-            lengths[table] = len(taken)
-    if not ids:
-        return
-    engine.step += 1  # the sampled accesses of the next step are others
-    if attachment._observer is not None:
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        attachment._observer(Request(torch.cat(ids), offsets, 1), ())()
-
-
-def _holder(table: AttachedTable, optimizers: Sequence[Optimizer]) -> Optimizer | None:
-    weight = table.synced_weight()
-    holders = [optimizer for optimizer in optimizers if group_of(optimizer, weight) is not None]
-    if len(holders) > 1:
-        raise ValueError(
-            f"attach: table {table.name!r}: its weight is in {len(holders)} of the optimizers, expected 1"
-        )
-    return holders[0] if holders else None

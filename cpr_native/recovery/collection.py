@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cpr_native.attachment import Attachment
-from cpr_native.policy import Drift, Policy, Ssu, prioritised_tables
+from cpr_native.policy import Drift, Mfu, Policy, Ssu, prioritised_tables
 from cpr_native.recovery.group import ModuleGroup
 from cpr_native.recovery.parts import Part, Tracked, check_parts, find_parts, optimizer_of, seed_of
 from cpr_native.store import CollectionSchema, Placement, TableSchema
@@ -16,8 +16,9 @@ class TrainedCollection:
 
     `parts`: its engine modules, or its attachment; `module`: the one, or several as one; `engine`: the
     native collection, or several as one; `keys`: entries of `model.state_dict()` that are its tables;
-    `schema`: what a checkpoint of it is compared with; `row_states`: the attachment, None without. Raises
-    ValueError when the model has none, or some that one checkpoint cannot hold.
+    `schema`: what a checkpoint of it is compared with; `row_states`: the attachment, None without;
+    `looked_up`: which tables have lookups, so that the trackers of use know their rows. Raises ValueError
+    when the model has none, or some that one checkpoint cannot hold.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -30,6 +31,8 @@ class TrainedCollection:
         self.keys = frozenset(key for part in self.parts for key in part.keys)
         self.row_states = only if isinstance(only, Attachment) else None
         self._trackers = [trackers for part in self.parts for trackers in part.module.plan.trackers]
+        states = self.row_states
+        self.looked_up = [True] * len(self._trackers) if states is None else states.looked_up
         optimizer, initial_state = optimizer_of(only.plan.optimizer)
         self.schema = CollectionSchema(
             tables=tuple(schema for part in self.parts for schema in _schemas(part)),
@@ -56,13 +59,20 @@ class TrainedCollection:
 
     def check(self, policy: Policy) -> None:
         """Raise ValueError unless the tables' trackers and optimizer can do what `policy` needs."""
-        for table, trackers in zip(self.schema.tables, self._trackers, strict=True):
+        for table, trackers, counted in zip(self.schema.tables, self._trackers, self.looked_up, strict=True):
             if not trackers.dirty:
                 raise ValueError(f"table {table.name!r}: saving needs the dirty tracker, it is off")
-            if policy.recovery == "partial" and not trackers.mfu:
+            if policy.recovery == "partial" and counted and not trackers.mfu:
                 raise ValueError(f"table {table.name!r}: partial recovery needs the mfu tracker, it is off")
         if policy.recovery == "partial":
             self._check_rows(policy)
+        if isinstance(policy, Mfu | Ssu | Drift):
+            for index in prioritised_tables(self.engine.tables, policy.row_share):
+                if not self.looked_up[index]:
+                    raise ValueError(
+                        f"table {self.schema.tables[index].name!r}: {type(policy).__name__}() ranks rows by "
+                        f"their lookups or fused steps, and it has none: use Scar(fraction={policy.fraction})"
+                    )
         if isinstance(policy, Drift):
             for index in prioritised_tables(self.engine.tables, policy.row_share):
                 if not self._trackers[index].drift:

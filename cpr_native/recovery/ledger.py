@@ -106,6 +106,8 @@ class LookupLedger:
     def _watch(self, module: Tracked, block_rows: Sequence[int]) -> None:
         features = module.plan.features
         for table, block in enumerate(block_rows):
+            if not module.plan.trackers[table].mfu:
+                continue  # never looked up
             counts = module.engine.counts(table)
             blocks = np.add.reduceat(counts, np.arange(0, len(counts), block), dtype=np.int64)
             self._open[: len(blocks)] += blocks
