@@ -234,33 +234,6 @@ def plan(job: Job, costs: Costs, target_pls: float = 0.1, *, fraction: float = 1
     )
 
 
-@dataclass(kw_only=True)
-class PlsMeter:
-    """Adds up the portion of lost samples over a run: `k*(S_now - S_saved)/(S_total*N)` at each failure.
-
-    `total_samples`: S_total; `shards`: N; `value`: the PLS so far. Raises ValueError for totals below 1.
-    """
-
-    total_samples: int
-    shards: int
-    value: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("total_samples", "shards"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"PlsMeter: {name} must be at least 1, got {getattr(self, name)}")
-
-    def add(self, *, failed_shards: int, samples_now: int, samples_saved: int) -> float:
-        """Add a failure of `failed_shards` shards and return what it added; ValueError for bad counts."""
-        if not 1 <= failed_shards <= self.shards:
-            raise ValueError(f"failed_shards must be 1 to {self.shards}, got {failed_shards}")
-        if not 0 <= samples_saved <= samples_now:
-            raise ValueError(f"samples_saved must be 0 to samples_now ({samples_now}), got {samples_saved}")
-        added = failed_shards * (samples_now - samples_saved) / (self.total_samples * self.shards)
-        self.value += added
-        return added
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """A job and its costs under a name."""

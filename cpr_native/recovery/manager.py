@@ -96,8 +96,7 @@ class RecoveryManager(DenseMembers):
         self._saves = Saves(
             self._tables, self._dense, self.policy, self._placement, counted, background=background, keep=keep
         )
-        ranked = self.policy.kind(0) == "priority"
-        self._losses = Losses(ledger, total_samples=total_samples, shards=job.shards, by_lookups=ranked)
+        self._losses = Losses(ledger, total_samples=total_samples)
         self._half = restore.HalfRestored()
         self.recoveries: list[RecoveryReport] = []
         self.steps = 0
@@ -120,7 +119,7 @@ class RecoveryManager(DenseMembers):
 
     @property
     def pls(self) -> float:
-        """Portion of lost samples so far; under a priority policy lost lookups / all lookups of the job."""
+        """Portion of lost lookups so far, of all lookups of the job: its PLS."""
         return self._losses.pls
 
     @property
@@ -282,9 +281,7 @@ class RecoveryManager(DenseMembers):
     def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
         restored = restore.restore_shards(self.shards, failed, self._half)
         self._saves.restored(restored, [self.shards[number] for number in failed])
-        lookups, pls = self._losses.shards_lost(
-            failed, samples=self.samples, saved_samples=self._saves.exact_samples
-        )
+        lookups, pls = self._losses.shards_lost(failed, samples=self.samples)
         return self._report(failed, started, restored, mode="partial", lost_lookups=lookups, pls=pls)
 
     def _report(

@@ -41,7 +41,7 @@ class RecoveryReport:
     only), the same in hours of the job as `hours_lost`; `rows_restored`: rows read from commits;
     `rows_reset`: rows back at their initial values because no commit has them; `lost_lookups`: lookups
     whose updates are gone (under a partial policy); `pls`: what this failure added to the portion of
-    lost samples; `seconds`: time taken; `skipped`: what damaged files were passed over.
+    lost lookups; `seconds`: time taken; `skipped`: what damaged files were passed over.
     """
 
     mode: Recovery

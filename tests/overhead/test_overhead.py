@@ -11,7 +11,6 @@ from cpr_native.overhead import (
     TERABYTE,
     Costs,
     Job,
-    PlsMeter,
     expected_pls,
     expected_pls_in_job,
     full_overhead,
@@ -167,25 +166,3 @@ def test_bad_interval_raises(interval: float) -> None:
     for function in (expected_pls, expected_pls_in_job):
         with pytest.raises(ValueError, match="interval_hours"):
             function(JOB, interval)
-
-
-def test_meter_adds_up_failures() -> None:
-    meter = PlsMeter(total_samples=1000, shards=8)
-    assert meter.add(failed_shards=1, samples_now=500, samples_saved=100) == pytest.approx(0.05)
-    assert meter.add(failed_shards=4, samples_now=900, samples_saved=800) == pytest.approx(0.05)
-    assert meter.value == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    "change", [{"failed_shards": 0}, {"failed_shards": 9}, {"samples_saved": 501}, {"samples_saved": -1}]
-)
-def test_meter_refuses_impossible_counts_and_keeps_its_value(change: dict[str, int]) -> None:
-    meter = PlsMeter(total_samples=1000, shards=8)
-    with pytest.raises(ValueError, match="must be"):
-        meter.add(**{"failed_shards": 1, "samples_now": 500, "samples_saved": 100, **change})
-    assert meter.value == 0
-
-
-def test_meter_refuses_empty_totals() -> None:
-    with pytest.raises(ValueError, match="total_samples"):
-        PlsMeter(total_samples=0, shards=8)

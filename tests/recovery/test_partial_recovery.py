@@ -174,22 +174,22 @@ def test_priority_saves_take_the_quota_of_the_large_tables_and_the_others_whole(
     manager.close()
 
 
-def test_pls_of_vanilla_is_the_papers(tmp_path: Path) -> None:
-    _, manager = trained(tmp_path, Partial(), 13)
-    report = manager.recover([1, 2])
-    assert report.pls == pytest.approx(2 * 3 * BATCH / (SAMPLES * SHARDS))
-    assert manager.recover([1]).pls == pytest.approx(3 * BATCH / (SAMPLES * SHARDS))
-    assert manager.pls == pytest.approx(3 * 3 * BATCH / (SAMPLES * SHARDS))
-    manager.close()
-
-
-@pytest.mark.parametrize("name", ["mfu", "ssu"])
-def test_pls_of_priority_policies_is_lost_lookups_of_all_lookups(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["partial", "mfu", "ssu"])
+def test_pls_is_lost_lookups_of_all_lookups(tmp_path: Path, name: str) -> None:
     _, manager = trained(tmp_path, POLICIES[name], STEPS - 1)
     report = manager.recover([0])
     lookups = sum(len(batch[0]) for batch in batches(STEPS - 1))
     assert report.pls == pytest.approx(report.lost_lookups / (lookups * STEPS / (STEPS - 1)))
-    assert manager.pls == report.pls
+    assert 0 < report.pls == manager.pls
+    assert manager.recover([0]).pls == 0
+    manager.close()
+
+
+def test_pls_of_vanilla_with_every_shard_lost_is_that_of_the_samples_since_its_save(tmp_path: Path) -> None:
+    _, manager = trained(tmp_path, Partial(), 13)
+    lookups = [len(batch[0]) for batch in batches(13)]
+    share = sum(lookups[10:]) / sum(lookups)
+    assert manager.recover(range(SHARDS)).pls == pytest.approx(share * 13 * BATCH / SAMPLES)
     manager.close()
 
 
