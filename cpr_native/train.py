@@ -69,6 +69,7 @@ def fit(
                 scheduler.step(loss.item())
             else:
                 scheduler.step()
+        manager.observe(loss.item())
         manager.step(batch_size_of(batch))
         for callback in callbacks:
             callback(manager.steps, loss.item())

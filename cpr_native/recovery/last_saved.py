@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +17,21 @@ from cpr_native.shard import Shard
 
 @dataclass(frozen=True)
 class Priorities:
-    """What a policy may ask at a save; see `cpr_native.policy.Ranking`."""
+    """What a policy may ask at a save; see `cpr_native.policy.Ranking`.
+
+    `seen`: is told each table's distances, as the policy is.
+    """
 
     number: int
     last_saved: LastSaved
+    seen: Callable[[int, NDArray[np.float32]], None] | None = None
 
     def changes(self, table: int) -> NDArray[np.float32]:
         """Return the distance of each row from its copy as last saved, [rows]; ValueError without one."""
-        return self.last_saved.changes(table)
+        changes = self.last_saved.changes(table)
+        if self.seen is not None:
+            self.seen(table, changes)
+        return changes
 
 
 class LastSaved:

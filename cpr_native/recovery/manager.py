@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cpr_native.iteration_cost import IterationLoop
 from cpr_native.overhead import ClosedLoop, Costs, Job, Plan, plan
 from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
@@ -17,15 +18,14 @@ from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
-from cpr_native.recovery.members import DenseMembers
-from cpr_native.recovery.pace import Pace
-from cpr_native.recovery.report import RecoveryReport, SaveReport
+from cpr_native.recovery.progress import Progress, pace_of
+from cpr_native.recovery.report import RecoveryReport
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Restored, Shard, make_shards
 from cpr_native.store import CheckpointStore, Placement, RestorePoint
 
 
-class RecoveryManager(DenseMembers):
+class RecoveryManager(Progress):
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
     `model`: holds embedding modules of this package, any number of any kind, with one kind of optimizer, or
@@ -36,10 +36,11 @@ class RecoveryManager(DenseMembers):
     `load_state_dict()`, its data position is a part of each save (`fit` sets it); `app_state`: anything else
     that has them, by name (learning-rate schedulers, a `torch.amp.GradScaler`), a part of each save too;
     `background`: False writes each save before `step()` returns; `keep`: exact points that retention leaves
-    on disk after each base (None: all); `loop`: plans the interval anew after each save and recovery (see
-    `pace.loop`; its state is in each commit). Cuts are step numbers: no clock decides anything. The tables'
-    fused optimizer is saved with the rows, all its scalars too (learning rate, steps, `grad_scale`, ...);
-    full recovery puts them back, partial leaves them.
+    on disk after each base (None: all); `loop`: plans the interval anew after each save and recovery, for a
+    target PLS or, by `IterationLoop` and with `Scar`, interval and fraction from the losses that `observe` is
+    told (see `pace.loop`; its state is in each commit). Cuts are step numbers: no clock decides anything.
+    The tables' fused optimizer is saved with the rows, all its scalars too (learning rate, steps,
+    `grad_scale`, ...); full recovery puts them back, partial leaves them.
 
     When the benefit check fails for a partial policy, `Full()` takes its place (see `policy` and
     `plan.reason`). An error of a background save is raised by the next `step`, `save`, `flush` or `close`;
@@ -64,20 +65,16 @@ class RecoveryManager(DenseMembers):
         app_state: Mapping[str, Stateful] | None = None,
         background: bool = True,
         keep: int | None = None,
-        loop: ClosedLoop | None = None,
+        loop: ClosedLoop | IterationLoop | None = None,
     ) -> None:
         if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
             raise ValueError(f"samples_per_hour must be finite and above 0, got {samples_per_hour}")
         self._tables = TrainedCollection(model)
         self.plan: Plan = plan(job, costs, target_pls, fraction=policy.fraction)
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
-        self.policy: Policy = Full() if falls_back else policy
-        self._tables.check(self.policy)
+        chosen: Policy = Full() if falls_back else policy
+        self._tables.check(chosen)
         self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
-        self.pace = Pace(
-            loop, policy=self.policy, plan=self.plan, job=job, costs=costs, target_pls=target_pls,
-            samples_per_hour=self.samples_per_hour,
-        )  # fmt: skip
         self._store = store
         self._placement = Placement.contiguous(self._tables.schema, job.shards)
         self.shards: tuple[Shard, ...] = make_shards(
@@ -92,45 +89,20 @@ class RecoveryManager(DenseMembers):
             row_states=self._tables.row_states,
         )
         ledger = LookupLedger(job.shards)
-        counted = ledger if self.policy.recovery == "partial" else None
+        self.pace = pace_of(
+            loop, policy=chosen, plan=self.plan, job=job, costs=costs, target_pls=target_pls,
+            samples_per_hour=self.samples_per_hour, tables=self._tables.engine.tables, shards=self.shards,
+        )  # fmt: skip
         self._saves = Saves(
-            self._tables, self._dense, self.policy, self._placement, counted, background=background, keep=keep
-        )
+            self._tables, self._dense, chosen, self._placement,
+            ledger if chosen.recovery == "partial" else None,
+            background=background, keep=keep, distances=self.pace.distances,
+        )  # fmt: skip
         self._losses = Losses(ledger, total_samples=total_samples)
         self._half = restore.HalfRestored()
         self.recoveries: list[RecoveryReport] = []
         self.steps = 0
         self.samples = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether it has started or resumed and is not closed."""
-        return self._saves.writer is not None
-
-    @property
-    def interval_samples(self) -> int:
-        """Samples between saves."""
-        return self.pace.interval_samples
-
-    @property
-    def saving(self) -> bool:
-        """Whether a save is in flight; the `step` or `flush` after its end enters it in `saves`."""
-        return self._saves.busy
-
-    @property
-    def pls(self) -> float:
-        """Portion of lost lookups so far, of all lookups of the job: its PLS."""
-        return self._losses.pls
-
-    @property
-    def coalesced(self) -> int:
-        """Saves that were due or asked for while one was in flight."""
-        return self._saves.coalesced
-
-    @property
-    def saves(self) -> tuple[SaveReport, ...]:
-        """The committed saves of this process, in order."""
-        return tuple(self._saves.committed)
 
     def start(self) -> None:
         """Begin the base that a failure before the first due save goes back to; no effect once started.
@@ -173,6 +145,10 @@ class RecoveryManager(DenseMembers):
         self._saves.raise_error()
         self._saves.begin_due(self._cut())
         self._saves.raise_error()
+
+    def observe(self, loss: float) -> None:
+        """Tell an `IterationLoop` the loss of the step that is next; no other makes use of it."""
+        self.pace.observe(loss)
 
     def save(self, kind: SaveKind | None = None, *, wait: bool = False) -> bool:
         """Begin a save of `kind` (None: the policy's) now; False when one is in flight.

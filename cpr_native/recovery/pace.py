@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpr_native.overhead import ClosedLoop, Costs, Job, LoopState, Plan
 from cpr_native.policy import Policy
 from cpr_native.recovery.report import RecoveryReport, SaveReport
@@ -59,6 +62,12 @@ class Pace:
         age = max(0, samples - saves.exact_samples) / self._samples_per_hour
         loop.replan(age_hours=age, pls=pls)
         self._take_over(loop)
+
+    def observe(self, loss: float) -> None:
+        """Take the loss of the next step, which this pace makes no use of."""
+
+    def distances(self, table: int, distances: NDArray[np.float32]) -> None:
+        """Take the distances that a save chooses by, which this pace makes no use of."""
 
     def step(self, before: int, samples: int, saves: Saves, pls: float) -> bool:
         """Go on from `before` to `samples` and return whether a save is due; new commits are planned for."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpr_native.policy import Policy, SaveKind, clears_dirty
 from cpr_native.recovery.collection import TrainedCollection
@@ -31,9 +34,11 @@ class Cut:
 class Saves:
     """One save in flight at most; called by the training thread.
 
-    `tables`, `dense`: what is saved; `policy`: which rows; `placement`: rows to shards; `ledger`: is told
-    what commits contain; `background`: False writes each save before `begin` returns; `keep`: exact points
-    that retention leaves, None for all. `writer` is set while it is open.
+    `tables`, `dense`: what is saved; `policy`: which rows, may be replaced by one of another fraction;
+    `placement`: rows to shards; `ledger`: is told what commits contain; `background`: False writes each save
+    before `begin` returns; `keep`: exact points that retention leaves, None for all; `distances`: is told
+    how far the rows of a table are from what was last saved, when the policy asks. `writer` is set while it
+    is open.
     """
 
     def __init__(
@@ -46,13 +51,15 @@ class Saves:
         *,
         background: bool,
         keep: int | None,
+        distances: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
         if keep is not None:
             check_count("keep", keep, 1)
         self._tables = tables
         self._engine = tables.engine
         self._dense = dense
-        self._policy = policy
+        self.policy = policy
+        self._distances = distances
         self._placement = placement
         self._blocks = tables.blocks(placement)
         self._last_saved = LastSaved(tables, policy)
@@ -120,7 +127,7 @@ class Saves:
         begun.
         """
         writer = self.require_writer()
-        kind = kind or self._policy.kind(self.due_saves)
+        kind = kind or self.policy.kind(self.due_saves)
         if self._needs_base or not writer.permits(kind):
             kind = "base"
         started = perf_counter()
@@ -128,8 +135,8 @@ class Saves:
         save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:
             self._tables.sync()
-            ranking = Priorities(self.due_saves, self._last_saved)
-            selections = self._policy.selections(self._engine.tables, kind, ranking)
+            ranking = Priorities(self.due_saves, self._last_saved, self._distances)
+            selections = self.policy.selections(self._engine.tables, kind, ranking)
             dense = self._dense.capture()
             snapshot = self._engine.begin(
                 selections,
