@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cpr_native.attachment import attach
     from cpr_native.config import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, Trackers
     from cpr_native.conversion import convert
+    from cpr_native.iteration_cost import IterationLoop
     from cpr_native.modules import (
         Embedding,
         EmbeddingBag,
@@ -46,6 +47,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingFusedOptimizer",
     "Full",
+    "IterationLoop",
     "Job",
     "Mfu",
     "Partial",
@@ -68,6 +70,7 @@ _HOMES = {
     "cpr_native.attachment": ("attach",),
     "cpr_native.config": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Trackers"),
     "cpr_native.conversion": ("convert",),
+    "cpr_native.iteration_cost": ("IterationLoop",),
     "cpr_native.modules": (
         "Embedding",
         "EmbeddingBag",
