@@ -65,41 +65,46 @@ def read_failure_log(path: str | os.PathLike[str]) -> FailureLog:
     A column `failed` may hold 1, or 0 in the last line: until then there was no further failure. Empty lines
     are passed over. Raises ValueError that names the file and line for anything else, OSError.
     """
-    name = os.fspath(path)
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        columns = [column for column in _COLUMNS if column in (reader.fieldnames or ())]
-        if len(columns) != 1:
-            raise ValueError(
-                f"{name}:1: the header must have one of {', '.join(_COLUMNS)}, got "
-                f"{', '.join(reader.fieldnames or ()) or 'nothing'}"
-            )
-        column = columns[0]
-        gaps: list[float] = []
-        previous: float | None = None if column == "failed_at" else 0.0
-        quiet, ended = 0.0, False
-        for row in reader:
-            where = f"{name}:{reader.line_num}"
-            if ended:
-                raise ValueError(f"{where}: comes after a line with failed 0, which must be the last")
-            text = (row[column] or "").strip()
-            hours = _hours(text, column, where)
-            failed = (row.get("failed") or "1").strip()
-            if failed not in ("0", "1"):
-                raise ValueError(f"{where}: failed must be 1, or 0 in the last line, got {failed!r}")
-            if column == "hours_between":
-                gap = hours
-            elif previous is None:
-                previous = hours
-                continue
-            else:
-                gap, previous = hours - previous, hours
-            if not gap > 0:
-                raise ValueError(f"{where}: {column} must come after the line before it, got {text!r}")
-            if failed == "1":
-                gaps.append(gap)
-            else:
-                quiet, ended = gap, True
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            return _read(csv.DictReader(file), os.fspath(path))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{os.fspath(path)}: expected a CSV file in UTF-8: {error}") from None
+
+
+def _read(reader: csv.DictReader[str], name: str) -> FailureLog:
+    columns = [column for column in _COLUMNS if column in (reader.fieldnames or ())]
+    if len(columns) != 1:
+        raise ValueError(
+            f"{name}:1: the header must have one of {', '.join(_COLUMNS)}, got "
+            f"{', '.join(reader.fieldnames or ()) or 'nothing'}"
+        )
+    column = columns[0]
+    gaps: list[float] = []
+    previous: float | None = None if column == "failed_at" else 0.0
+    quiet, ended = 0.0, False
+    for row in reader:
+        where = f"{name}:{reader.line_num}"
+        if ended:
+            raise ValueError(f"{where}: comes after a line with failed 0, which must be the last")
+        text = (row[column] or "").strip()
+        hours = _hours(text, column, where)
+        failed = (row.get("failed") or "1").strip()
+        if failed not in ("0", "1"):
+            raise ValueError(f"{where}: failed must be 1, or 0 in the last line, got {failed!r}")
+        if column == "hours_between":
+            gap = hours
+        elif previous is None:
+            previous = hours
+            continue
+        else:
+            gap, previous = hours - previous, hours
+        if not gap > 0:
+            raise ValueError(f"{where}: {column} must come after the line before it, got {text!r}")
+        if failed == "1":
+            gaps.append(gap)
+        else:
+            quiet, ended = gap, True
     if not gaps:
         least = 2 if column == "failed_at" else 1
         raise ValueError(f"{name}: holds too few failures; feasible is a log of at least {least}")

@@ -58,6 +58,13 @@ def test_nonsense_is_named_with_its_line(tmp_path: Path, text: str, message: str
     assert "failures.csv" in str(raised.value)
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"\x89\xa2\xff\x00" * 9)
+    with pytest.raises(ValueError, match=r"log\.csv: expected a CSV file in UTF-8: "):
+        read_failure_log(path)
+
+
 def test_fit_finds_mtbf_and_shape() -> None:
     rng = np.random.default_rng(5)
     for shape in (0.5, 1.0, 4.0):
