@@ -108,28 +108,40 @@ class _Decay:
         inside = np.flatnonzero(coarse.squares <= most)
         if len(inside) and inside[0] == 0:
             return "the losses fall too evenly for their limit to be seen: c may be anything up to 1"
-        ends = [rates[0], rates[-1]]
+        rate = float(rates[profile.best])
+        least, greatest = rate, rate
         if len(inside):
-            ends += [grid[inside[0] - 1], grid[min(inside[-1] + 1, _GRID - 1)]]
-        fine = np.geomspace(min(ends), max(ends), 4 * _GRID)
-        return self._accepted(float(rates[profile.best]), fine, most, t * math.sqrt(error))
+            least, greatest = min(rate, grid[inside[0]]), max(rate, grid[inside[-1]])
+        before = max(int(np.searchsorted(grid, least)) - 1, 0)
+        after = min(int(np.searchsorted(grid, greatest, side="right")), _GRID - 1)
+        least = self._edge(least, float(grid[before]), most)
+        greatest = self._edge(greatest, float(grid[after]), most)
+        return self._accepted(rate, np.geomspace(least, greatest, _GRID), most, t * math.sqrt(error))
 
-    def _accepted(self, rate: float, fine: Array, most: float, width: float) -> LossFit:
-        """Return the fit with the rates `fine` that the likelihood ratio accepts, and one on each side."""
-        profile = self._of(fine)
+    def _edge(self, inside: float, outside: float, most: float) -> float:
+        """Return where, from `inside` to `outside`, the squares left come to `most`, just beyond it."""
+        for _ in range(40):
+            middle = math.sqrt(inside * outside)
+            if self._of(np.array([middle])).squares[0] <= most:
+                inside = middle
+            else:
+                outside = middle
+        return outside
+
+    def _accepted(self, rate: float, between: Array, most: float, width: float) -> LossFit:
+        """Return the fit with the rates of `between` that the likelihood ratio accepts, and both ends."""
+        profile = self._of(between)
         chosen = profile.squares <= most
-        chosen[profile.best] = True
-        chosen[1:] |= chosen[:-1].copy()
-        chosen[:-1] |= chosen[1:].copy()
+        chosen[[0, -1]] = True
         best = self._of(np.array([rate]))
-        back = np.exp(np.append(fine[chosen], rate) * self._first)
+        back = np.exp(np.append(between[chosen], rate) * self._first)
         scales = np.append(profile.scales[chosen], best.scales) * back
         fitted = float(self._y[-1] - best.residuals[-1])
         return LossFit(
             rate=rate,
             amplitude=float(scales[-1]),
             limit=fitted - float(best.scales[0]) * self._last_shape(rate),
-            rates=np.append(fine[chosen], rate),
+            rates=np.append(between[chosen], rate),
             amplitudes=scales,
             widths=width / np.sqrt(np.append(profile.spreads[chosen], best.spreads)) * back,
         )
