@@ -12,6 +12,7 @@ import lightning_job as job
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader
 
 import cpr_native as cpr
@@ -97,6 +98,24 @@ def test_tables_of_the_engine_resume_to_the_same_bits(tmp_path: Path) -> None:
     whole, _ = finished(tmp_path / "whole", job.Net(engine=True))
     resumed, _ = finished(tmp_path / "stopped", job.Net(engine=True))
     assert differing(whole, resumed) == []
+
+
+def test_a_gradient_scaler_is_saved_and_told_to_the_tables(tmp_path: Path) -> None:
+    def run(folder: str, *callbacks: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=3)
+        precision = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+        model = job.Net(engine=True)
+        job.run(model, job.callback(tmp_path / folder), *callbacks, plugins=[precision])
+        return model.state_dict(), scaler.state_dict()
+
+    with pytest.raises(Stopped):
+        run("stopped", job.Interrupt(9, stop))
+    whole, resumed = run("whole"), run("stopped")
+    assert differing(whole[0], resumed[0]) == []
+    assert whole[1] == resumed[1]
+    assert whole[1]["scale"] > 512.0
+    unscaled, _ = finished(tmp_path / "unscaled", job.Net(engine=True))
+    torch.testing.assert_close(whole[0]["table.weight"], unscaled["table.weight"], atol=0.02, rtol=0)
 
 
 def test_steps_and_samples_are_those_of_the_optimizer(tmp_path: Path) -> None:

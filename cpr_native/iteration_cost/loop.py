@@ -143,11 +143,17 @@ class IterationLoopState:
         self._estimator = self._fresh()
 
     def replan(
-        self, movement: Movement, *, mtbf_seconds: float, seconds_per_iteration: float
+        self,
+        movement: Movement,
+        *,
+        mtbf_seconds: float,
+        seconds_per_iteration: float,
+        writing_seconds: float = 0.0,
     ) -> Choice | None:
         """Choose `interval` and `fraction` anew; None, and both as they were, where the data say nothing.
 
-        `movement`: of the blocks, as of now; its distances also say how far the optimum is.
+        `movement`: of the blocks, as of now; its distances also say how far the optimum is;
+        `writing_seconds`: from a save's begin to its commit, less than which no interval can be.
         """
         estimate = self._estimator.from_losses()
         if estimate.supported or not self.contraction.supported:
@@ -156,10 +162,9 @@ class IterationLoopState:
         if not self.contraction.supported or movement.distance(c.value) == 0:
             return None
         settings = self.settings
-        most = settings.most_interval or max(
-            settings.least_interval, int(0.1 * mtbf_seconds / seconds_per_iteration)
-        )
-        intervals = np.unique(np.geomspace(settings.least_interval, most, _INTERVALS).round().astype(int))
+        least = max(settings.least_interval, math.ceil(writing_seconds / seconds_per_iteration))
+        most = max(least, settings.most_interval or int(0.1 * mtbf_seconds / seconds_per_iteration))
+        intervals = np.unique(np.geomspace(least, most, _INTERVALS).round().astype(int))
         distances = [movement.distance(value) for value in (c.value, c.low, c.high)]
         self.choice = choose(
             movement.perturbations(c.value, intervals, np.array(settings.fractions)),

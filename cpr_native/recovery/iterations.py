@@ -111,6 +111,7 @@ class IterationPace:
             fraction=policy.fraction,
         )
         self.mtbf = MtbfEstimate(job.mtbf_hours, weight=settings.mtbf_weight)
+        self._writing_seconds = 0.0
         self._steps = 0
         self._samples = 0
         self._observed = 0
@@ -141,12 +142,14 @@ class IterationPace:
         return True
 
     def _enter(self, report: SaveReport) -> None:
-        fraction = self.loop.fraction
-        if report.kind != "priority":
+        """Enter a save: its cost, and that a base or delta took every row that had moved."""
+        priority = report.kind == "priority"
+        if not priority:
             self._ages.all_saved(report.step)
-            fraction = 1.0
-        if self.loop.settings.measure_costs and report.reason in ("due", "requested"):
-            self.loop.save.observe(fraction, report.stall_seconds)
+        timed = self.loop.settings.measure_costs and report.reason in ("due", "requested")
+        if timed and report.kind != "delta":
+            self.loop.save.observe(self.loop.fraction if priority else 1.0, report.stall_seconds)
+            self._writing_seconds = report.seconds
 
     def _work(self, samples: int) -> None:
         """Count the work up to `samples`, each hour of it once."""
@@ -159,8 +162,13 @@ class IterationPace:
         if movement is not None and self._steps:
             of_a_step = self._samples / self._steps
             seconds = of_a_step / self._samples_per_hour * _SECONDS
-            pace = {"mtbf_seconds": self.mtbf.hours * _SECONDS, "seconds_per_iteration": seconds}
-            if of_a_step and self.loop.replan(movement, **pace) is not None:
+            choice = seconds and self.loop.replan(
+                movement,
+                mtbf_seconds=self.mtbf.hours * _SECONDS,
+                seconds_per_iteration=seconds,
+                writing_seconds=self._writing_seconds,
+            )
+            if choice:
                 self.interval_samples = max(1, round(self.loop.interval * of_a_step))
         self._take_over(saves)
 

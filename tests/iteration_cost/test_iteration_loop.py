@@ -62,6 +62,16 @@ def test_interval_stays_within_its_limits() -> None:
     assert 7 <= loop.interval <= 9
 
 
+def test_no_save_is_due_before_the_last_can_be_written() -> None:
+    loop = state()
+    converging(loop)
+    often = {"mtbf_seconds": 20.0, "seconds_per_iteration": 1.0}
+    loop.replan(MOVEMENT, **often)
+    assert loop.interval <= 6
+    loop.replan(MOVEMENT, writing_seconds=6.5, **often)
+    assert loop.interval == 7
+
+
 def test_a_recovery_begins_the_losses_anew_and_keeps_the_last_estimate() -> None:
     loop = state()
     converging(loop)
