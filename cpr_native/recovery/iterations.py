@@ -37,12 +37,14 @@ class SavedAges:
             for table in kept
         }
         self._seen: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+        self._before: dict[int, tuple[NDArray[np.float32], int]] = {}
 
     def all_saved(self, step: int) -> None:
         """Note that every row's copy is as of `step`."""
         for saved in self._saved.values():
             saved[:] = step
         self._seen.clear()
+        self._before.clear()
 
     def restored(self, shards: Sequence[int], step: int) -> None:
         """Note that the copies of the rows of `shards` were made anew at `step`."""
@@ -50,18 +52,29 @@ class SavedAges:
             if row_range.table in self._saved:
                 begin, end = (-(-row // self._stride) for row in (row_range.begin, row_range.end))
                 self._saved[row_range.table][begin:end] = step
+                self._before.pop(row_range.table, None)
 
     def seen(self, table: int, distances: NDArray[np.float32], *, step: int, fraction: float) -> None:
         """Take the distances of a table's rows, [rows], at a save of `fraction` of them at `step`.
 
-        Rows that were never saved, or are not finite, say nothing about movement: they are left out.
+        Rows that were never saved, or are not finite, say nothing about movement: they are left out. Of a
+        table of which the fraction isn't one row, ranked against others, a row was saved when it is nearer
+        to its copy than it was.
         """
         sample = distances[:: self._stride]
         saved = self._saved[table]
+        few = fraction * len(distances) < 1
+        if few and table in self._before:
+            before, at = self._before[table]
+            saved[sample < before] = at
         ages = step - saved
         known = (sample < np.finfo(np.float32).max) & (ages > 0)
         self._seen[table] = (sample[known], ages[known])
-        saved[most_changed_rows(sample, max(1, int(fraction * len(sample))))] = step
+        if few:
+            self._before[table] = (sample, step)
+        else:
+            self._before.pop(table, None)
+            saved[most_changed_rows(sample, max(1, int(fraction * len(sample))))] = step
 
     def movement(self) -> Movement | None:
         """Return how the rows moved up to the last save whose distances were seen; None without any."""

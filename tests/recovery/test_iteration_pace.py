@@ -173,7 +173,10 @@ def test_fit_tells_the_losses(tmp_path: Path) -> None:
 
 
 class Rows:
-    num_embeddings = 10
+    embedding_dim = 1
+
+    def __init__(self, rows: int = 10) -> None:
+        self.num_embeddings = rows
 
 
 def shards() -> list[Shard]:
@@ -206,3 +209,13 @@ def test_ages_follow_what_is_saved() -> None:
     assert third.distances.tolist() == away[:9].tolist()
     ages.all_saved(9)
     assert ages.movement() is None
+
+
+def test_of_a_few_rows_those_were_saved_that_are_nearer_than_before() -> None:
+    """Of two rows a fraction of a quarter is less than one: other tables' rows may be taken instead."""
+    ages = SavedAges([Rows(2)], Scar(fraction=0.25), [])
+    for step, away in ((4, [1.0, 3.0]), (6, [1.4, 0.9]), (8, [1.7, 1.6])):
+        ages.seen(0, np.array(away, np.float32), step=step, fraction=0.25)
+    movement = ages.movement()
+    assert movement is not None
+    assert movement.ages.tolist() == [8, 4], "row 1 was saved at 4"
