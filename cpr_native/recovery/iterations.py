@@ -92,7 +92,7 @@ class IterationPace:
     what the manager was given or has planned, which gives interval and fraction until the losses that
     `observe` is told support a choice. Then each commit and each recovery chooses both anew; the interval
     counts from the last save that was due. Only rows of prioritised tables are in the prediction. Raises
-    ValueError for another policy.
+    ValueError for another policy or distance.
     """
 
     def __init__(
@@ -112,6 +112,8 @@ class IterationPace:
             raise ValueError(
                 f"IterationLoop needs the distances of a Scar policy, got {type(policy).__name__}{why}"
             )
+        if policy != Scar(fraction=policy.fraction, row_share=policy.row_share):
+            raise ValueError(f"IterationLoop predicts from L2 distances, got {policy}")
         self._samples_per_hour = samples_per_hour
         self._ages = SavedAges(tables, policy, shards)
         self.interval_samples = max(1, round(policy.interval_hours(plan) * samples_per_hour))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,15 @@ def test_it_needs_scar(tmp_path: Path) -> None:
         manage(Quadratic(), tmp_path, policy=Mfu())
     with pytest.raises(ValueError, match="planned in place of a partial policy: "):
         manage(Quadratic(), tmp_path, target_pls=0.005)
+
+
+def test_it_needs_l2_distances(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Otherwise(Scar):
+        distance: str = "l1"
+
+    with pytest.raises(ValueError, match=r"predicts from L2 distances, got .*'l1'"):
+        manage(Quadratic(), tmp_path, policy=Otherwise())
 
 
 def test_fit_tells_the_losses(tmp_path: Path) -> None:
