@@ -6,7 +6,7 @@ Every function checks its arguments before anything is written or counted and re
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,11 +239,15 @@ class Collection:
 
         Raises SnapshotInProgress.
         """
-    def changes(self, table: int, *, threads: int = 1) -> NDArray[np.float32]:
-        """L2 distance of each row's weight from its copy as last saved, [num_embeddings].
+    def changes(
+        self, table: int, metric: Literal["l2", "l1", "tv"] = "l2", *, threads: int = 1
+    ) -> NDArray[np.float32]:
+        """Distance of each row's weight a from its copy b as last saved, [num_embeddings].
 
-        Finite: of a row that was never saved, and for an infinity or NaN, it is the largest float. Raises
-        ValueError without the copy, SnapshotInProgress.
+        `metric`: "l2", "l1" or the total variation "tv", 0.5 * sum |a / sum(a) - b / sum(b)|, meant for rows
+        of numbers from 0 on; of a row that sums to 0 the quotients are 0. Finite: of a row that was never
+        saved, and for an infinity or NaN, it is the largest float. The same bits for any number of threads.
+        Raises ValueError without the copy and for another metric, SnapshotInProgress.
         """
     def drift(self, table: int) -> NDArray[np.float32]:
         """Copy of the sum of the L2 norms of the steps of each row since it was last saved."""
@@ -365,15 +369,16 @@ class Collection:
         selections: Sequence[Selection],
         *,
         clears_dirty: bool,
-        shard_rows: Sequence[int] = (),
+        shard_rows: Sequence[int | tuple[int, int]] = (),
         blocking: bool = False,
         walk: bool = True,
     ) -> Snapshot:
         """Take a snapshot of the selected rows as they are now; copied in the background, or here if
         `blocking`; without `walk` only once `Snapshot.walk` is called, or row by row by updates before.
 
-        `clears_dirty`: a base or delta; `shard_rows`: rows per shard of each table, to cut chunks at.
-        Raises SnapshotInProgress while one is uncommitted.
+        `clears_dirty`: a base or delta; `shard_rows`: of each table, to cut chunks at: rows per shard, or
+        (first, spread): row r of n lies in shard first + r * spread // n. Raises SnapshotInProgress while one
+        is uncommitted.
         """
     def memory(self) -> dict[str, int]:
         """Bytes of `weight` (the engine's own), `state` beside the metadata, `metadata` (8 a row, 16 with

@@ -35,6 +35,7 @@ PLAN = plan(KAGGLE.job, KAGGLE.costs)
 @dataclass(frozen=True)
 class Rows:
     num_embeddings: int
+    embedding_dim: int = 1
 
 
 class Named:

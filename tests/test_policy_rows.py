@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
-from cpr_native.policy import drawn_rows, most_changed_rows, next_rows
+from cpr_native.policy import drawn_rows, fitting_blocks, most_changed_rows, next_blocks, next_rows
 
 
 @pytest.mark.parametrize("quota", [1, 5, 40, 299, 300])
@@ -47,3 +50,61 @@ def test_next_rows_go_round(rows: int, quota: int) -> None:
     for number in range(25):
         expected = {(number * quota + i) % rows for i in range(quota)}
         assert set(np.flatnonzero(next_rows(rows, quota, number=number)).tolist()) == expected
+
+
+def numbers(masks: list[np.ndarray[Any, Any]], dims: Sequence[int]) -> int:
+    return sum(int(mask.sum()) * dim for mask, dim in zip(masks, dims, strict=True))
+
+
+def test_blocks_are_taken_by_their_keys_as_far_as_they_fit() -> None:
+    keys = [np.array([3.0, 0.0]), np.array([5.0]), np.array([2.0, 2.0])]
+    dims = (10, 40, 20)  # 100 numbers
+    expected = {
+        0.4: [[False, False], [True], [False, False]],
+        0.5: [[True, False], [True], [False, False]],
+        0.7: [[True, False], [True], [True, False]],
+        1.0: [[True, False], [True], [True, True]],
+    }
+    for fraction, rows in expected.items():
+        for number in range(20):
+            assert [m.tolist() for m in fitting_blocks(keys, dims, fraction, number=number)] == rows
+
+
+def test_a_block_that_fits_in_part_is_taken_as_often_and_ends_the_save() -> None:
+    keys, dims = [np.array([9.0]), np.array([1.0])], (80, 20)
+    taken = [np.concatenate(fitting_blocks(keys, dims, 0.2, number=n)).tolist() for n in range(400)]
+    assert taken.count([True, False]) == pytest.approx(100, abs=25)
+    assert taken.count([False, False]) == 400 - taken.count([True, False])
+    keys[0][0] = 0.0
+    assert np.concatenate(fitting_blocks(keys, dims, 0.2, number=1)).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.125, 0.3])
+@pytest.mark.parametrize("dims", [(4, 4, 4), (100, 1, 7, 30), (5,)])
+def test_saves_by_key_are_of_the_fraction_on_average_and_forget_no_block(
+    fraction: float, dims: Sequence[int]
+) -> None:
+    """Of blocks that move at their own speeds until they are saved."""
+    speed = np.random.default_rng(0).random(len(dims)) + 0.5
+    moved, held, last = speed.copy(), 0, np.zeros(len(dims))
+    saves = 2000
+    for number in range(saves):
+        masks = fitting_blocks([np.array([each]) for each in moved], dims, fraction, number=number)
+        held += numbers(masks, dims)
+        taken = np.concatenate(masks)
+        moved = np.where(taken, speed, moved + speed)
+        last[taken] = number
+    assert held / saves == pytest.approx(fraction * sum(dims), rel=0.1)
+    assert (saves - last).max() < 100
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.125, 0.3])
+def test_next_blocks_go_round_with_the_fraction_on_average(fraction: float) -> None:
+    rows, dims = (1, 3, 1, 2), (7, 2, 30, 1)
+    counts = np.zeros(sum(rows))
+    saves = 400
+    sizes = np.repeat(dims, rows)
+    for number in range(saves):
+        counts += np.concatenate(next_blocks(rows, dims, fraction, number=number))
+    assert counts @ sizes / saves == pytest.approx(fraction * sizes.sum(), rel=0.02)
+    assert counts.min() >= fraction * saves * 0.95

@@ -136,8 +136,12 @@ class Attachment:
         for index in range(len(self._tables)):
             self._engine.keep_saved(index, keep)
 
-    def changes(self, table: str, metric: Literal["l2"] = "l2") -> NDArray[np.float32]:
-        """How far each row of a table is from its copy as last saved, by its weight, [rows].
+    def changes(self, table: str, metric: Literal["l2", "l1", "tv"] = "l2") -> NDArray[np.float32]:
+        """How far each row of a table is from its copy as last saved, by its weight, float32 [rows].
+
+        `metric`: "l2", "l1", or "tv", the total variation 0.5 * sum |a / sum(a) - b / sum(b)|, for rows of
+        numbers from 0 on (of a row that sums to 0 the quotients are 0). What isn't finite, and a row whose
+        save failed, is the largest float. The same bits on every machine, for any number of threads.
 
         Raises:
             KeyError: no such table.
@@ -146,7 +150,7 @@ class Attachment:
         """
         index = self._index(table)
         self.sync()
-        return self._engine.changes(index, threads=len(os.sched_getaffinity(0)))
+        return self._engine.changes(index, metric, threads=len(os.sched_getaffinity(0)))
 
     def keys(self, model: nn.Module) -> frozenset[str]:
         """The entries of `model.state_dict()` that are tables, tied ones under every name."""

@@ -18,9 +18,10 @@ _LEAST_SAMPLES = 100
 
 @dataclass(frozen=True)
 class _Size:
-    """What a policy reads of a table."""
+    """What a policy reads of a table; rows of one length."""
 
     num_embeddings: int
+    embedding_dim: int = 1
 
 
 def parse_tables(text: str) -> list[tuple[int, int]]:

@@ -21,9 +21,10 @@ from cpr_native.store.stored import stored_rows
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """What a policy reads of a table."""
+    """What a policy reads of a table; rows of one length."""
 
     num_embeddings: int
+    embedding_dim: int = 1
 
 
 class RowRecorder:

@@ -17,7 +17,7 @@ from cpr_native.policy._contract import (
     prioritised_tables,
 )
 from cpr_native.policy._priority import Drift, Mfu, Random, RoundRobin, Scar, Ssu
-from cpr_native.policy._rows import drawn_rows, most_changed_rows, next_rows
+from cpr_native.policy._rows import drawn_rows, fitting_blocks, most_changed_rows, next_blocks, next_rows
 
 __all__ = [
     "Delta",
@@ -36,7 +36,9 @@ __all__ = [
     "clears_dirty",
     "drawn_rows",
     "exact_selections",
+    "fitting_blocks",
     "most_changed_rows",
+    "next_blocks",
     "next_rows",
     "prioritised_tables",
 ]

@@ -15,11 +15,16 @@ SaveKind = Literal["base", "delta", "priority"]
 
 
 class Table(Protocol):
-    """What a policy reads of a table: its number of rows."""
+    """What a policy reads of a table: its number of rows, and how long they are."""
 
     @property
     def num_embeddings(self) -> int:
         """Rows of the table."""
+        ...
+
+    @property
+    def embedding_dim(self) -> int:
+        """Numbers of a row."""
         ...
 
 
@@ -32,7 +37,7 @@ class Ranking(Protocol):
         ...
 
     def changes(self, table: int) -> NDArray[np.float32]:
-        """Return how far each row is from its copy as last saved: the L2 distance of the weights, [rows].
+        """Return how far each row's weight is from its copy as last saved, by the policy's distance, [rows].
 
         For prioritised tables of a `Scar` policy only: no other has that copy.
         """
@@ -86,18 +91,20 @@ def exact_selections(tables: Sequence[Table], kind: SaveKind) -> list[Selection]
 
 
 def prioritised_tables(tables: Sequence[Table], row_share: float = 0.99) -> list[int]:
-    """Return the indices, ascending, of the largest tables that together hold `row_share` of all rows.
+    """Return the indices, ascending, of the largest tables that together hold `row_share` of all numbers.
 
-    Among tables of one size the earlier comes first. The paper prioritises the 7 largest of 26 tables.
+    That is of all rows where they are equally long. Among tables of one size the earlier comes first. The
+    paper prioritises the 7 largest of 26 tables.
     """
-    wanted = row_share * sum(table.num_embeddings for table in tables)
+    sizes = [table.num_embeddings * table.embedding_dim for table in tables]
+    wanted = row_share * sum(sizes)
     chosen: list[int] = []
-    rows = 0
-    for index in sorted(range(len(tables)), key=lambda i: (-tables[i].num_embeddings, i)):
-        if rows >= wanted:
+    held = 0
+    for index in sorted(range(len(tables)), key=lambda i: (-sizes[i], i)):
+        if held >= wanted:
             break
         chosen.append(index)
-        rows += tables[index].num_embeddings
+        held += sizes[index]
     return sorted(chosen)
 
 

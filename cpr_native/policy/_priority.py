@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpr_native._native import Selection
 from cpr_native.overhead import Plan, Recovery
@@ -16,15 +19,18 @@ from cpr_native.policy._contract import (
     exact_selections,
     prioritised_tables,
 )
-from cpr_native.policy._rows import drawn_rows, most_changed_rows, next_rows
+from cpr_native.policy._rows import drawn_rows, fitting_blocks, most_changed_rows, next_blocks, next_rows
+
+Distance = Literal["l2", "l1", "tv"]
+Pool = Callable[[Sequence[int], Sequence[int]], list[NDArray[np.bool_]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Priority:
     """Save the fraction r of the rows that matter most every r*T_save; only failed shards go back.
 
-    The fraction holds for the largest tables with `row_share` of all rows; the other tables are saved whole
-    each time. Raises ValueError for `fraction` or `row_share` outside (0, 1].
+    The fraction holds for each of the largest tables with `row_share` of all numbers; the other tables are
+    saved whole each time. Raises ValueError for `fraction` or `row_share` outside (0, 1].
     """
 
     fraction: float = 0.125
@@ -43,18 +49,30 @@ class _Priority:
         return "priority"
 
     def _selections(
-        self, tables: Sequence[Table], kind: SaveKind, choose: Callable[[int, int, int], Selection]
+        self,
+        tables: Sequence[Table],
+        kind: SaveKind,
+        choose: Callable[[int, int, int], Selection],
+        pool: Pool | None = None,
     ) -> list[Selection]:
-        """Return `choose(table, rows, quota)` of each prioritised table and all rows of the others."""
+        """Return `choose(table, rows, quota)` of each prioritised table and all rows of the others.
+
+        `pool(tables, dims)` chooses the rows of those together of which the fraction isn't one row.
+        """
         if kind != "priority":
             return exact_selections(tables, kind)
-        ranked = set(prioritised_tables(tables, self.row_share))
-        return [
-            choose(index, table.num_embeddings, max(1, int(self.fraction * table.num_embeddings)))
-            if index in ranked
-            else Selection.all()
-            for index, table in enumerate(tables)
-        ]
+        found = [Selection.all()] * len(tables)
+        few = []
+        for index in prioritised_tables(tables, self.row_share):
+            rows = tables[index].num_embeddings
+            if pool is not None and self.fraction * rows < 1:
+                few.append(index)
+            else:
+                found[index] = choose(index, rows, max(1, int(self.fraction * rows)))
+        if pool is not None and few:
+            for index, mask in zip(few, pool(few, [tables[i].embedding_dim for i in few]), strict=True):
+                found[index] = Selection.rows(mask)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +120,43 @@ class Drift(_Priority):
 class Scar(_Priority):
     """Save the rows farthest from what was last saved of them (SCAR, Qiao et al., ICML 2019).
 
-    The distance is L2, of the weights. It needs a copy of the prioritised tables as last saved, in memory,
-    and each save reads both while training waits.
+    `distance`, of the weights: "l2", "l1", or "tv", the total variation between rows that count or weigh
+    something (LDA's documents). It needs a copy of the prioritised tables as last saved, in memory, and each
+    save reads both while training waits.
+
+    Prioritised tables with fewer than 1 / `fraction` rows, such as whole layers (`attach(blocks="tensors")`),
+    are ranked against each other and share one budget: `fraction` of all their numbers. As rows of several
+    tables differ in length, what counts there is the distance for its bytes: the squared L2 distance, which
+    adds up to the perturbation that a loss would be, or the other distances, over the length. The first row
+    that doesn't fit is taken as often as makes saves of that size on average.
+
+    Raises ValueError for another distance.
     """
 
+    distance: Distance = "l2"
     name: ClassVar[str] = "scar"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance not in get_args(Distance):
+            raise ValueError(f"Scar: distance: expected one of {get_args(Distance)}, got {self.distance!r}")
+
     def selections(self, tables: Sequence[Table], kind: SaveKind, ranking: Ranking) -> list[Selection]:
-        """Return the `fraction` most changed rows of each prioritised table and all rows of the others."""
+        """Return the `fraction` most changed rows of the prioritised tables and all rows of the others."""
+
+        def pool(few: Sequence[int], dims: Sequence[int]) -> list[NDArray[np.bool_]]:
+            power = 2 if self.distance == "l2" else 1
+            keys = [
+                ranking.changes(table).astype(np.float64) ** power / dim
+                for table, dim in zip(few, dims, strict=True)
+            ]
+            return fitting_blocks(keys, dims, self.fraction, number=ranking.number)
+
         return self._selections(
             tables,
             kind,
             lambda table, rows, quota: Selection.rows(most_changed_rows(ranking.changes(table), quota)),
+            pool,
         )
 
 
@@ -134,13 +177,20 @@ class Random(_Priority):
             raise ValueError(f"Random: seed must be at least 0, got {self.seed}")
 
     def selections(self, tables: Sequence[Table], kind: SaveKind, ranking: Ranking) -> list[Selection]:
-        """Return random rows of each prioritised table and all rows of the others."""
+        """Return random rows of the prioritised tables and all rows of the others."""
+
+        def pool(few: Sequence[int], dims: Sequence[int]) -> list[NDArray[np.bool_]]:
+            keys = [
+                np.random.PCG64((self.seed, ranking.number, table)).random_raw(tables[table].num_embeddings)
+                for table in few
+            ]
+            return fitting_blocks([each + 1.0 for each in keys], dims, self.fraction, number=ranking.number)
 
         def choose(table: int, rows: int, quota: int) -> Selection:
             drawn = drawn_rows(rows, quota, seed=self.seed, number=ranking.number, table=table)
             return Selection.rows(drawn)
 
-        return self._selections(tables, kind, choose)
+        return self._selections(tables, kind, choose, pool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +203,12 @@ class RoundRobin(_Priority):
     name: ClassVar[str] = "round_robin"
 
     def selections(self, tables: Sequence[Table], kind: SaveKind, ranking: Ranking) -> list[Selection]:
-        """Return the next rows of each prioritised table and all rows of the others."""
+        """Return the next rows of the prioritised tables and all rows of the others."""
         return self._selections(
             tables,
             kind,
             lambda table, rows, quota: Selection.rows(next_rows(rows, quota, number=ranking.number)),
+            lambda few, dims: next_blocks(
+                [tables[table].num_embeddings for table in few], dims, self.fraction, number=ranking.number
+            ),
         )

@@ -8,7 +8,7 @@ from cpr_native.attachment import Attachment
 from cpr_native.policy import Drift, Mfu, Policy, Ssu, prioritised_tables
 from cpr_native.recovery.group import ModuleGroup
 from cpr_native.recovery.parts import Part, Tracked, check_parts, find_parts, optimizer_of, seed_of
-from cpr_native.store import CollectionSchema, Placement, TableSchema
+from cpr_native.store import CollectionSchema, Placement, ShardRows, TableSchema
 
 
 class TrainedCollection:
@@ -53,9 +53,15 @@ class TrainedCollection:
             "engine (a dtype that changed); make the manager after all changes"
         )
 
-    def blocks(self, placement: Placement) -> list[int]:
-        """Return the rows per shard of each table."""
-        return [placement.blocks[table.name] for table in self.schema.tables]
+    def placement(self, shards: int) -> Placement:
+        """Return which shard has which rows: of embeddings alone equal blocks, else about as many numbers."""
+        if all(self.looked_up):
+            return Placement.contiguous(self.schema, shards)
+        return Placement.balanced(self.schema, shards)
+
+    def blocks(self, placement: Placement) -> list[ShardRows]:
+        """Return where the rows of each table lie, for the engine and the ledger."""
+        return [placement.shard_rows(self.schema, table.name) for table in self.schema.tables]
 
     def check(self, policy: Policy) -> None:
         """Raise ValueError unless the tables' trackers and optimizer can do what `policy` needs."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpr_native._native import Chunk, Collection, Selection, Snapshot
-from cpr_native.store import SegmentPart
+from cpr_native.store import SegmentPart, ShardRows
 
 if TYPE_CHECKING:
     from cpr_native.store import Save
@@ -25,6 +25,7 @@ class CombinedTable:
 
     name: str
     num_embeddings: int
+    embedding_dim: int
     row_offset: int
 
 
@@ -122,7 +123,7 @@ class CombinedEngine:
         self._homes = [(engine, table) for engine in engines for table in range(len(engine.tables))]
         specs = [spec for engine in engines for spec in engine.tables]
         self._tables = [
-            CombinedTable(name, spec.num_embeddings, spec.row_offset)
+            CombinedTable(name, spec.num_embeddings, spec.embedding_dim, spec.row_offset)
             for name, spec in zip(names, specs, strict=True)
         ]
 
@@ -140,7 +141,7 @@ class CombinedEngine:
         selections: Sequence[Selection],
         *,
         clears_dirty: bool,
-        shard_rows: Sequence[int],
+        shard_rows: Sequence[ShardRows],
         blocking: bool,
     ) -> CombinedSnapshot:
         """Begin a snapshot of every engine, as `Collection.begin`; of all or, when that raises, of none."""

@@ -48,6 +48,7 @@ class LastSaved:
         ]
         specs = tables.engine.tables
         self._kept = prioritised_tables(specs, policy.row_share) if isinstance(policy, Scar) else []
+        self._distance = policy.distance if isinstance(policy, Scar) else "l2"
 
     def keep(self) -> None:
         """Begin, or begin anew, with all rows as they are now."""
@@ -68,6 +69,6 @@ class LastSaved:
             engine.refresh_saved(index, row_range.begin, row_range.end)
 
     def changes(self, table: int) -> NDArray[np.float32]:
-        """Return the L2 distance of each row's weight from the copy, [rows]; ValueError without one."""
+        """Return the policy's distance of each row's weight from the copy, [rows]; ValueError without one."""
         engine, index = self._homes[table]
-        return engine.changes(index, threads=len(os.sched_getaffinity(0)))
+        return engine.changes(index, self._distance, threads=len(os.sched_getaffinity(0)))

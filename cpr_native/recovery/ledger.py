@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpr_native.store import ShardRows
+
 if TYPE_CHECKING:
     from cpr_native.modules import Request
     from cpr_native.recovery.parts import Tracked
+
+ShardOf = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def routed(
     ids: NDArray[Any],
     offsets: NDArray[Any] | None,
     features: Sequence[int],
-    block_rows: Sequence[int],
+    shard_of: Sequence[ShardOf],
     shards: int,
     *,
     frozen: Sequence[int] = (),
@@ -25,7 +29,7 @@ def routed(
     """Return the number of lookups of one batch that go to each shard, [shards].
 
     `ids` [n] feature-major; `offsets` [features*batch + 1], None for all ids of a single feature;
-    `features[f]`: table of feature f; `block_rows[t]`: rows per shard of table t; lookups of `frozen`
+    `features[f]`: table of feature f; `shard_of[t]`: gives the shards of rows of table t; lookups of `frozen`
     tables are left out. Repeated ids count each time, as the engine's counters do.
     """
     bounds = (
@@ -37,8 +41,16 @@ def routed(
     for feature, table in enumerate(features):
         if table not in frozen and len(bounds) > 1:
             begin, end = bounds[feature], bounds[feature + 1]
-            counts += np.bincount(ids[begin:end] // block_rows[table], minlength=shards)
+            counts += np.bincount(shard_of[table](ids[begin:end]), minlength=shards)
     return counts
+
+
+def shards_of(at: ShardRows, rows: int) -> ShardOf:
+    """Return what gives the shards of rows of a table with `rows` rows."""
+    if isinstance(at, int):
+        return lambda ids: ids // at
+    first, spread = at
+    return lambda ids: first + ids.astype(np.int64) * spread // rows
 
 
 class LookupLedger:
@@ -90,8 +102,8 @@ class LookupLedger:
         self._open[:] = 0
         self._total = total
 
-    def watch(self, modules: Sequence[Tracked], block_rows: Sequence[int]) -> None:
-        """Count every update of `modules` from now on; `block_rows`: rows per shard of each of their tables.
+    def watch(self, modules: Sequence[Tracked], shard_rows: Sequence[ShardRows]) -> None:
+        """Count every update of `modules` from now on; `shard_rows`: where the rows of each table lie.
 
         What the engines' counters hold already is unsaved.
         """
@@ -99,22 +111,26 @@ class LookupLedger:
         at = 0
         for module in modules:
             end = at + len(module.plan.tables)
-            self._watch(module, block_rows[at:end])
+            self._watch(module, shard_rows[at:end])
             at = end
         self._total = int(self._open.sum())
 
-    def _watch(self, module: Tracked, block_rows: Sequence[int]) -> None:
+    def _watch(self, module: Tracked, shard_rows: Sequence[ShardRows]) -> None:
         features = module.plan.features
-        for table, block in enumerate(block_rows):
+        configs = module.plan.tables
+        shard_of = [
+            shards_of(at, config.num_embeddings) for at, config in zip(shard_rows, configs, strict=True)
+        ]
+        for table, of in enumerate(shard_of):
             if not module.plan.trackers[table].mfu:
                 continue  # never looked up
             counts = module.engine.counts(table)
-            blocks = np.add.reduceat(counts, np.arange(0, len(counts), block), dtype=np.int64)
-            self._open[: len(blocks)] += blocks
+            rows = np.flatnonzero(counts)
+            np.add.at(self._open, of(rows), counts[rows].astype(np.int64))
 
         def looked_up(request: Request, frozen: Sequence[int]) -> Callable[[], None]:
             offsets = None if request.offsets is None else request.offsets.numpy()
-            counts = routed(request.ids.numpy(), offsets, features, block_rows, self._shards, frozen=frozen)
+            counts = routed(request.ids.numpy(), offsets, features, shard_of, self._shards, frozen=frozen)
             return lambda: self.add(counts)
 
         module.observe_updates(looked_up)

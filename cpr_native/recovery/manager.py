@@ -22,7 +22,7 @@ from cpr_native.recovery.progress import Progress, pace_of
 from cpr_native.recovery.report import RecoveryReport
 from cpr_native.recovery.saves import Cut, Saves
 from cpr_native.shard import Restored, Shard, make_shards
-from cpr_native.store import CheckpointStore, Placement, RestorePoint
+from cpr_native.store import CheckpointStore, RestorePoint
 
 
 class RecoveryManager(Progress):
@@ -76,7 +76,7 @@ class RecoveryManager(Progress):
         self._tables.check(chosen)
         self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
         self._store = store
-        self._placement = Placement.contiguous(self._tables.schema, job.shards)
+        self._placement = self._tables.placement(job.shards)
         self.shards: tuple[Shard, ...] = make_shards(
             self._tables.engine, store, self._tables.schema, self._placement
         )

@@ -33,9 +33,10 @@ next save must be a base.
 from cpr_native.store.chain_writer import ChainWriter
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.inspect import inspect, verify
+from cpr_native.store.placement import Placement, ShardRows
 from cpr_native.store.points import CheckpointStore
 from cpr_native.store.restore import RestorePlan, RowSink
-from cpr_native.store.schema import CollectionSchema, Placement, TableSchema
+from cpr_native.store.schema import CollectionSchema, TableSchema
 from cpr_native.store.segment import SegmentPart
 from cpr_native.store.stored import StoredRows, TableRows, load_stored
 from cpr_native.store.writer import CommitInfo, Save, StoreWriter
@@ -51,6 +52,7 @@ __all__ = [
     "RowSink",
     "Save",
     "SegmentPart",
+    "ShardRows",
     "StoreWriter",
     "StoredRows",
     "TableRows",

@@ -10,7 +10,8 @@ from cpr_native.errors import CorruptionError, SchemaMismatchError
 from cpr_native.store import files, naming
 from cpr_native.store.check import CommitCheck, check_segments
 from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, decode
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema
 
 
 def exact_ref(manifest: Manifest, ref: Ref) -> Ref | None:

@@ -18,7 +18,8 @@ from cpr_native.store.checks import check_count
 from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, check_json
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 

@@ -13,8 +13,9 @@ from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
 from cpr_native.store.chain import ChainReader
 from cpr_native.store.manifest import DATA_KINDS, Manifest, Ref
+from cpr_native.store.placement import Placement
 from cpr_native.store.restore import Mode, RestorePlan, before, exact_plan, running_plan
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment_reader import read_dense
 
 

@@ -11,7 +11,8 @@ from cpr_native.store import files, naming
 from cpr_native.store.chain import ChainReader
 from cpr_native.store.directory import Directory
 from cpr_native.store.manifest import Manifest
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
 from cpr_native.store.checks import check_count, check_text, exact_fields
-from cpr_native.store.schema import CollectionSchema, Placement, json_text
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema, json_text
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # tables of the first say neither dtype nor state columns

@@ -12,8 +12,9 @@ from cpr_native.store.chain import note
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.directory import Directory, RestorePoint
 from cpr_native.store.manifest import EXACT_KINDS
+from cpr_native.store.placement import Placement
 from cpr_native.store.restore import Mode, RestorePlan, refusal, running_plan
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.writer import StoreWriter
 
 

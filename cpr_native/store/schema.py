@@ -1,10 +1,9 @@
-"""What a checkpoint is of: tables, optimizer and placement; written into every manifest, compared at open."""
+"""What a checkpoint is of: tables and optimizer; written into every manifest, compared at open."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -155,81 +154,6 @@ class CollectionSchema:
                     raise SchemaMismatchError(
                         f"{where}: table {mine.name!r}: {field.name}: expected {expected}, got {got}"
                     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Which shard holds which rows. "contiguous_rows": shard i holds the i-th block of rows of every table.
-
-    `blocks` maps each table to its block size in rows; the last block may be short and blocks past the
-    end are empty. TorchRec's row-wise sharding is ceil(rows / shards).
-    """
-
-    shards: int
-    blocks: Mapping[str, int]
-    strategy: str = "contiguous_rows"
-
-    def __post_init__(self) -> None:
-        if self.strategy != "contiguous_rows":
-            raise ValueError(f"placement strategy: expected contiguous_rows, got {self.strategy!r}")
-        check_count("placement shards", self.shards, 1)
-        object.__setattr__(self, "blocks", dict(self.blocks))
-        for name, block in self.blocks.items():
-            check_text("placement table", name)
-            check_count(f"placement block of table {name!r}", block, 1)
-
-    @classmethod
-    def contiguous(cls, schema: CollectionSchema, shards: int) -> Placement:
-        """Returns blocks of ceil(rows / shards) rows for every table of `schema`."""
-        check_count("placement shards", shards, 1)
-        return cls(shards=shards, blocks={t.name: -(-t.rows // shards) for t in schema.tables})
-
-    def row_range(self, schema: CollectionSchema, table: str, shard: int) -> tuple[int, int]:
-        """Returns the global rows [begin, end) of `table` that `shard` holds; may be empty."""
-        if not 0 <= shard < self.shards:
-            raise IndexError(f"shard {shard} of {self.shards}")
-        rows, block = schema.table(table).rows, self.blocks[table]
-        return min(rows, shard * block), min(rows, (shard + 1) * block)
-
-    def check_covers(self, schema: CollectionSchema) -> None:
-        """Raises ValueError unless the blocks name exactly the tables of `schema` and hold all their rows."""
-        names = sorted(table.name for table in schema.tables)
-        if sorted(self.blocks) != names:
-            raise ValueError(f"placement blocks: expected the tables {names}, got {sorted(self.blocks)}")
-        for table in schema.tables:
-            if self.blocks[table.name] * self.shards < table.rows:
-                raise ValueError(
-                    f"placement of table {table.name!r}: {self.shards} blocks of {self.blocks[table.name]} "
-                    f"rows hold fewer than {table.rows} rows"
-                )
-
-    def check_same(self, other: Placement, where: str) -> None:
-        """Raises SchemaMismatchError naming table and field unless `other`, read from `where`, is equal."""
-        if self.shards != other.shards:
-            raise SchemaMismatchError(f"{where}: shards: expected {self.shards}, got {other.shards}")
-        for name in sorted({*self.blocks, *other.blocks}):
-            block = self.blocks.get(name)
-            if other.blocks.get(name) != block:
-                raise SchemaMismatchError(
-                    f"{where}: table {name!r}: block: expected {block}, got {other.blocks.get(name)}"
-                )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the placement as JSON values; `from_json` gives an equal placement."""
-        return {"strategy": self.strategy, "shards": self.shards, "blocks": dict(self.blocks)}
-
-    @functools.cached_property
-    def json_text(self) -> str:
-        """`to_json` as a manifest has it: every commit has the same."""
-        return json_text(self.to_json())
-
-    @classmethod
-    def from_json(cls, data: object) -> Placement:
-        """Returns the placement that `to_json` wrote; raises ValueError or TypeError for anything else."""
-        values = exact_fields("placement", data, ["strategy", "shards", "blocks"])
-        if not isinstance(values["blocks"], dict):
-            raise TypeError("placement: blocks must be an object")
-        return cls(**values)
 
 
 def json_text(value: object) -> str:

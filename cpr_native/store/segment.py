@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.store.manifest import SegmentRecord
-from cpr_native.store.schema import CollectionSchema, Placement, TableSchema
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema, TableSchema
 
 DTYPES = {
     "F64": "float64",

@@ -17,7 +17,8 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import files
 from cpr_native.store.manifest import SegmentRecord
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.placement import Placement
+from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment_reader import ARRAYS, OpenSegment
 
 _KINDS = ("rows", "weight", "state")

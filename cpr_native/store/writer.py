@@ -21,8 +21,9 @@ from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.checks import check_count
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.manifest import Ref, check_json
+from cpr_native.store.placement import Placement
 from cpr_native.store.retention import prune
-from cpr_native.store.schema import CollectionSchema, Placement
+from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import SegmentPart
 
 _MAX_THREADS = 8  # they wait for the disk: with as many, one sync of its journal serves all shards

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <memory>
 #include <set>
+#include <utility>
+#include <variant>
 
 #include "bind/checks.hpp"
 #include "bind/register.hpp"
@@ -183,8 +185,23 @@ py::dict memory(Collection& c) {
   return bytes;
 }
 
+// Rows per shard, or the first shard and how many have the rows of the table between them.
+using ShardRows = std::variant<int64_t, std::pair<int64_t, int64_t>>;
+
+ShardRule shard_rule(const ShardRows& given, int64_t num_rows) {
+  if (const int64_t* rows = std::get_if<int64_t>(&given)) {
+    require(*rows >= 1, "shard_rows: expected at least 1, got " + std::to_string(*rows));
+    return {0, 1, *rows};
+  }
+  const auto [first, spread] = std::get<std::pair<int64_t, int64_t>>(given);
+  require(first >= 0 && spread >= 1 && spread <= num_rows,
+          "shard_rows: expected a first shard of at least 0 and 1 to " + std::to_string(num_rows) + " shards, got (" +
+              std::to_string(first) + ", " + std::to_string(spread) + ")");
+  return {first, spread, num_rows};
+}
+
 SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                     const std::vector<int64_t>& shard_rows, bool blocking, bool walk) {
+                     const std::vector<ShardRows>& shard_rows, bool blocking, bool walk) {
   require(walk || !blocking, "walk: expected True for a blocking snapshot, which is copied at once");
   const auto tables = static_cast<size_t>(c.num_tables());
   require(selections.size() == tables, "selections: expected one for each of " + std::to_string(tables) +
@@ -192,8 +209,9 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
   require(shard_rows.empty() || shard_rows.size() == tables, "shard_rows: expected none or one for each of " +
                                                                  std::to_string(tables) + " tables, got " +
                                                                  std::to_string(shard_rows.size()));
-  for (const int64_t rows : shard_rows) {
-    require(rows >= 1, "shard_rows: expected at least 1, got " + std::to_string(rows));
+  std::vector<ShardRule> shards;
+  for (const ShardRows& rows : shard_rows) {
+    shards.push_back(shard_rule(rows, c.table(static_cast<int64_t>(shards.size())).num_rows()));
   }
   for (size_t t = 0; t < tables; ++t) {
     const TableSpec& spec = c.table(static_cast<int64_t>(t)).spec();
@@ -206,7 +224,7 @@ SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selecti
                 "], got [" + (kind == Select::kRows ? std::to_string(selections[t].mask->num_rows) : "") + "]");
   }
   py::gil_scoped_release release;
-  return SnapshotHandle(c.begin(selections, clears_dirty, shard_rows, blocking, walk));
+  return SnapshotHandle(c.begin(selections, clears_dirty, shards, blocking, walk));
 }
 
 // A property that may be changed between updates.
@@ -263,7 +281,7 @@ void register_collection(py::module_& m) {
   register_rows(c);
   register_outside(c);
   c.def("begin", &begin, py::arg("selections"), py::kw_only(), py::arg("clears_dirty"),
-        py::arg("shard_rows") = std::vector<int64_t>(), py::arg("blocking") = false, py::arg("walk") = true,
+        py::arg("shard_rows") = std::vector<ShardRows>(), py::arg("blocking") = false, py::arg("walk") = true,
         py::keep_alive<0, 1>());
   c.def("memory", &memory);
   c.def("close", &Collection::close, py::call_guard<py::gil_scoped_release>());

@@ -106,14 +106,21 @@ void load_rows(Collection& c, int64_t table, const TensorRef& rows, const Tensor
   c.load_rows(table, ids, n, w, s, dirty, std::clamp(threads, 1, kMaxThreads));
 }
 
-py::array_t<float> changes(Collection& c, int64_t table, int threads) {
+cpu::Distance distance_of(const std::string& metric) {
+  require(metric == "l2" || metric == "l1" || metric == "tv",
+          "changes: metric: expected l2, l1 or tv, got '" + metric + "'");
+  return metric == "l2" ? cpu::Distance::kL2 : metric == "l1" ? cpu::Distance::kL1 : cpu::Distance::kTv;
+}
+
+py::array_t<float> changes(Collection& c, int64_t table, const std::string& metric, int threads) {
+  const cpu::Distance kind = distance_of(metric);
   const Table& t = c.table(check_table(c, table));
   require(t.saved() != nullptr, "changes: table '" + t.spec().name + "' keeps no copy of its rows; call keep_saved");
   py::array_t<float> values(t.num_rows());
   float* out = values.mutable_data();
   {
     py::gil_scoped_release release;
-    c.changes(table, out, std::clamp(threads, 1, kMaxThreads));
+    c.changes(table, kind, out, std::clamp(threads, 1, kMaxThreads));
   }
   return values;
 }
@@ -141,7 +148,7 @@ void register_rows(py::class_<Collection>& c) {
       py::arg("table"));
   c.def("drift", &read_drift, py::arg("table"));
   c.def("set_drift", &set_drift, py::arg("table"), py::arg("drift"));
-  c.def("changes", &changes, py::arg("table"), py::kw_only(), py::arg("threads") = 1);
+  c.def("changes", &changes, py::arg("table"), py::arg("metric") = "l2", py::kw_only(), py::arg("threads") = 1);
   c.def(
       "keep_saved",
       [](Collection& self, int64_t table, bool keep) {

@@ -23,8 +23,11 @@ TableSpec make_table(const std::string& name, int64_t num_embeddings, int64_t em
   require(!name.empty(), "table name: expected at least one character");
   require(num_embeddings >= 1 && num_embeddings <= kMaxRows,
           where + "num_embeddings: expected 1 to 2^32 - 1, got " + std::to_string(num_embeddings));
-  require(embedding_dim >= 1 && embedding_dim <= (1 << 20),
-          where + "embedding_dim: expected 1 to 2^20, got " + std::to_string(embedding_dim));
+  require(embedding_dim >= 1 && embedding_dim <= kMaxDim,
+          where + "embedding_dim: expected 1 to 2^32 - 1, got " + std::to_string(embedding_dim));
+  require(embedding_dim <= kMaxNumbers / num_embeddings, where + "expected at most 2^48 numbers, got " +
+                                                             std::to_string(num_embeddings) + " rows of " +
+                                                             std::to_string(embedding_dim));
   require(pooling == "sum" || pooling == "mean" || pooling == "max" || pooling == "none",
           where + "pooling: expected sum, mean, max or none, got " + pooling);
   require(row_offset >= 0 && row_offset <= INT64_MAX - num_embeddings,

@@ -76,6 +76,8 @@ inline constexpr int kMaxStateArrays = 4;
 
 // A sort key is row << 32 | sampled << 31 | position; the last row number marks an empty slot of the sampled list.
 inline constexpr int64_t kMaxRows = (int64_t{1} << 32) - 1;
+inline constexpr int64_t kMaxDim = (int64_t{1} << 32) - 1;
+inline constexpr int64_t kMaxNumbers = int64_t{1} << 48;  // of a table
 inline constexpr int64_t kMaxIds = int64_t{1} << 31;
 inline constexpr uint64_t kSampledFlag = uint64_t{1} << 31;
 inline constexpr uint64_t kPositionMask = kSampledFlag - 1;

@@ -2,12 +2,15 @@
 // everything else is static or always inlined, and no std:: function is called.
 #include "cpu/kernels.hpp"
 
+#include <type_traits>
+
 #include "core/half.hpp"
 #include "core/ordered_sum.hpp"
 #include "core/settle.hpp"
 
 namespace cpr::cpu::CPR_LEVEL {
 
+#include "cpu/distance.inl"
 #include "cpu/lookup.inl"
 #include "cpu/sort.inl"
 #include "cpu/ssu.inl"
@@ -47,7 +50,8 @@ static void initialise(const TableView& t, int64_t begin, int64_t end, uint64_t 
 #define CPR_STRING(x) CPR_STRING_(x)
 
 extern const Kernels table;
-const Kernels table = {CPR_STRING(CPR_LEVEL), read_ids,    pool,       update,
-                       enter_sampled,         weight_grad, all_finite, initialise};
+const Kernels table = {CPR_STRING(CPR_LEVEL), read_ids,   pool,       update,    enter_sampled,
+                       weight_grad,           all_finite, initialise, distances, distance_totals,
+                       distance_sum};
 
 }  // namespace cpr::cpu::CPR_LEVEL

@@ -66,6 +66,10 @@ struct UpdateArgs {
   void* out_grad = nullptr;
 };
 
+// Between a row a and its copy b: the square root of the sum of (a - b)^2; the sum of |a - b|; half the sum of
+// |a / sum(a) - b / sum(b)|.
+enum class Distance { kL2, kL1, kTv };
+
 inline constexpr uint32_t kNoPosition = ~uint32_t{0};
 inline constexpr int kScratchRows = 3;
 
@@ -83,6 +87,28 @@ struct Workspace {
   int64_t num_sampled = 0;
   void reserve(int64_t keys, int64_t dim, bool drift);
 };
+
+// Rows longer than this many items are summed in segments of so many, whose sums are added in order, as doubles.
+inline constexpr int64_t kDistanceSegment = 1 << 14;
+
+// Rows and the copy that they are compared with, one after the other.
+struct DistanceTask {
+  const char* now = nullptr;
+  const char* saved = nullptr;
+  DType dtype = DType::kFloat32;
+  Distance kind = Distance::kL2;
+  int64_t dim = 0;   // of the rows, at most kDistanceSegment; of the segment
+  int64_t rows = 1;  // 1 for a segment
+  int64_t room = 0;  // items from the first to the end of either's memory
+};
+
+// The distance, from the sum over a row's items and, for kTv, the sums of its items and the copy's. What isn't finite
+// becomes the largest float.
+CPR_INLINE float finish_distance(Distance kind, double sum, const double* totals) {
+  const double distance = kind == Distance::kL2 ? __builtin_sqrt(sum) : kind == Distance::kL1 ? sum : 0.5 * sum;
+  const bool finite = distance < static_cast<double>(__FLT_MAX__) && __builtin_isfinite(totals[0] + totals[1]);
+  return finite ? static_cast<float>(distance) : __FLT_MAX__;
+}
 
 struct Kernels {
   const char* name;
@@ -103,6 +129,12 @@ struct Kernels {
   // `scratch`: a row.
   void (*initialise)(const TableView& table, int64_t begin, int64_t end, uint64_t key, float low, float high,
                      float state, float* scratch);
+  // The distance of each row.
+  void (*distances)(const DistanceTask& task, float* out);
+  // Of one segment: the sums of the items and of the copy's, out [2]; the sum that finish_distance wants, given the
+  // totals [2] of its row (kTv).
+  void (*distance_totals)(const DistanceTask& task, double* out);
+  void (*distance_sum)(const DistanceTask& task, const double* totals, double* out);
 };
 
 // Chosen once at import: the best level of this machine, or CPR_ISA. Throws std::invalid_argument for a level that is

@@ -22,7 +22,8 @@ constexpr size_t kBlock = size_t{1} << 20;           // bytes of a task
 constexpr size_t kPiece = size_t{128} << 10;         // bytes of a read: stay in cache until checksummed
 constexpr size_t kBytesPerThread = size_t{2} << 20;  // less is read before another thread has woken
 constexpr size_t kBlockRowBytes = size_t{512} << 10;
-constexpr int64_t kLeastBlockRows = 64;
+constexpr size_t kLeastBlockRows = 64;  // unless these have more than
+constexpr size_t kMostBlockBytes = size_t{16} << 20;
 
 struct Block {
   size_t section = 0;
@@ -75,7 +76,8 @@ class RowBlocks {
     size_t blocks = 0;
     for (size_t s = 0; s < stored.size(); ++s) {
       Source source{&stored[s], takers[s], 0, blocks};
-      source.block_rows = std::max(kLeastBlockRows, static_cast<int64_t>(kBlockRowBytes / source.row_size()));
+      const size_t least = std::clamp<size_t>(kMostBlockBytes / source.row_size(), 1, kLeastBlockRows);
+      source.block_rows = static_cast<int64_t>(std::max(least, kBlockRowBytes / source.row_size()));
       memory_size_ = std::max(memory_size_, static_cast<size_t>(source.block_rows) * source.row_size());
       bytes_ += static_cast<size_t>(stored[s].rows) * source.row_size();
       blocks += static_cast<size_t>((stored[s].rows + source.block_rows - 1) / source.block_rows);

@@ -116,12 +116,12 @@ void Snapshot::log_buffer(const StagingBuffer& buffer) {
 void Snapshot::split(StagingPtr buffer) {
   const Part& part = tables_[static_cast<size_t>(buffer->table())].part;
   const int64_t n = buffer->size();
-  if (part.shard_rows == 0) {
+  if (part.shards.rows == 0) {
     chunks_.push_back({std::move(buffer), 0, 0, n});
     return;
   }
   const int64_t offset = part.table->spec().row_offset;
-  const auto shard_of = [&](int64_t row) { return (row - offset) / part.shard_rows; };
+  const auto shard_of = [&](int64_t row) { return part.shards.of(row - offset); };
   const int64_t* rows = buffer->view().rows;
   const auto later = [&](int64_t a, int64_t b) { return shard_of(a) < shard_of(b); };
   if (!std::is_sorted(rows, rows + n, later)) {

@@ -165,7 +165,7 @@ void Collection::check_rows(int64_t index, const int64_t* rows, int64_t n) const
 }
 
 std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                                            const std::vector<int64_t>& shard_rows, bool blocking, bool walks) {
+                                            const std::vector<ShardRule>& shards, bool blocking, bool walks) {
   check_owner("begin");
   check_bound("begin");
   std::unique_lock<std::mutex> lock(mutex_);
@@ -191,7 +191,7 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
       if (part.expected_rows == 0) part.rule.kind = Select::kNone;
     }
     part.rule.clears_dirty = clears_dirty;
-    part.shard_rows = shard_rows.empty() ? 0 : shard_rows[static_cast<size_t>(t)];
+    if (!shards.empty()) part.shards = shards[static_cast<size_t>(t)];
     parts.push_back(part);
   }
   auto snapshot = std::make_shared<Snapshot>(std::move(parts), step_, &mutex_, staging_);

@@ -112,12 +112,12 @@ class Collection {
   // out isn't known any more.
   void keep_saved(int64_t table, bool keep);
   void refresh_saved(int64_t table, int64_t begin, int64_t end);  // global rows: as they are now
-  // L2 distance of each row from that copy; at most FLT_MAX, and that where it isn't known or isn't a number.
-  void changes(int64_t table, float* out, int threads);
+  // Distance of each row from that copy; at most FLT_MAX, and that where it isn't known or isn't a number.
+  void changes(int64_t table, cpu::Distance kind, float* out, int threads);
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
 
   std::shared_ptr<Snapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
-                                  const std::vector<int64_t>& shard_rows, bool blocking, bool walks);
+                                  const std::vector<ShardRule>& shards, bool blocking, bool walks);
   void close();
 
  private:

@@ -1,10 +1,8 @@
 // A copy of a table's rows as last saved, and how far the rows are from it.
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
+#include <vector>
 
-#include "core/half.hpp"
-#include "core/ordered_sum.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/thread_pool.hpp"
 #include "table/collection.hpp"
 
@@ -12,24 +10,44 @@ namespace cpr {
 
 namespace {
 
-constexpr int64_t kRowsPerTask = 1 << 12;
+// Items a task reads of the rows, and as many of the copy.
+constexpr int64_t kItemsPerTask = 1 << 15;
 
-float wide_distance(const double* a, const double* b, int64_t dim) {
-  double sum = 0.0;
-  for (int64_t d = 0; d < dim; ++d) sum += (a[d] - b[d]) * (a[d] - b[d]);
-  return static_cast<float>(std::min(std::sqrt(sum), static_cast<double>(FLT_MAX)));
+cpu::DistanceTask task_of(const TableView& view, const char* saved, cpu::Distance kind, int64_t row, int64_t item) {
+  const int64_t bytes = row * weight_bytes(view.format) + item * item_size(view.format.dtype);
+  cpu::DistanceTask task;
+  task.now = static_cast<const char*>(view.weight) + bytes;
+  task.saved = saved + bytes;
+  task.dtype = view.format.dtype;
+  task.kind = kind;
+  task.dim = std::min(view.dim - item, cpu::kDistanceSegment);
+  task.room = (view.num_rows - row) * view.dim - item;
+  return task;
 }
 
-// `floats`: room for two rows.
-float distance_of(const char* a, const char* b, const RowFormat& format, float* floats) {
-  const int64_t dim = format.dim;
-  if (format.dtype == DType::kFloat64) {
-    return wide_distance(reinterpret_cast<const double*>(a), reinterpret_cast<const double*>(b), dim);
+// Rows of several segments: any thread sums any segment, then the sums of a row are added in order.
+void long_distances(const TableView& view, const char* saved, cpu::Distance kind, float* out, int threads) {
+  const int64_t segments = (view.dim + cpu::kDistanceSegment - 1) / cpu::kDistanceSegment;
+  const auto task_at = [&](int64_t i) {
+    return task_of(view, saved, kind, i / segments, i % segments * cpu::kDistanceSegment);
+  };
+  std::vector<double> sums(static_cast<size_t>(2 * view.num_rows * segments));
+  std::vector<double> totals(static_cast<size_t>(2 * view.num_rows));
+  if (kind == cpu::Distance::kTv) {
+    cpu::parallel_for(view.num_rows * segments, threads,
+                      [&](int64_t i, int) { cpu::kernels().distance_totals(task_at(i), sums.data() + 2 * i); });
+    for (int64_t i = 0; i < view.num_rows * segments; ++i) {
+      for (int64_t side = 0; side < 2; ++side) totals[2 * (i / segments) + side] += sums[2 * i + side];
+    }
   }
-  load_floats(a, format.dtype, dim, floats);
-  load_floats(b, format.dtype, dim, floats + dim);
-  for (int64_t d = 0; d < dim; ++d) floats[d] -= floats[dim + d];
-  return std::sqrt(sum_of_squares<0>(floats, dim));
+  cpu::parallel_for(view.num_rows * segments, threads, [&](int64_t i, int) {
+    cpu::kernels().distance_sum(task_at(i), totals.data() + 2 * (i / segments), sums.data() + i);
+  });
+  for (int64_t row = 0; row < view.num_rows; ++row) {
+    double sum = 0.0;
+    for (int64_t i = row * segments; i < (row + 1) * segments; ++i) sum += sums[i];
+    out[row] = cpu::finish_distance(kind, sum, totals.data() + 2 * row);
+  }
 }
 
 }  // namespace
@@ -79,22 +97,22 @@ void Collection::refresh_saved(int64_t index, int64_t begin, int64_t end) {
   t.refresh_saved(begin - t.spec().row_offset, end - t.spec().row_offset);
 }
 
-void Collection::changes(int64_t index, float* out, int threads) {
+void Collection::changes(int64_t index, cpu::Distance kind, float* out, int threads) {
   check_bound("changes");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_idle("changes");
   const TableView view = table(index).view();
   const char* saved = table(index).saved();
-  const int64_t bytes = weight_bytes(view.format);
-  const int64_t tasks = (view.num_rows + kRowsPerTask - 1) / kRowsPerTask;
-  std::vector<float> scratch(static_cast<size_t>(2 * view.dim * threads));
-  cpu::parallel_for(tasks, threads, [&](int64_t task, int thread) {
-    float* floats = scratch.data() + 2 * view.dim * thread;
-    const int64_t end = std::min(view.num_rows, (task + 1) * kRowsPerTask);
-    for (int64_t row = task * kRowsPerTask; row < end; ++row) {
-      const float distance = distance_of(weight_bytes_of(view, row), saved + row * bytes, view.format, floats);
-      out[row] = distance < FLT_MAX ? distance : FLT_MAX;  // NaN too
-    }
+  if (view.dim > cpu::kDistanceSegment) {
+    long_distances(view, saved, kind, out, threads);
+    return;
+  }
+  const int64_t rows_per_task = std::max<int64_t>(1, kItemsPerTask / view.dim);
+  cpu::parallel_for((view.num_rows + rows_per_task - 1) / rows_per_task, threads, [&](int64_t i, int) {
+    const int64_t first = i * rows_per_task;
+    cpu::DistanceTask task = task_of(view, saved, kind, first, 0);
+    task.rows = std::min(view.num_rows - first, rows_per_task);
+    cpu::kernels().distances(task, out + first);
   });
 }
 

@@ -27,6 +27,14 @@ struct Chunk {
   int64_t end = 0;
 };
 
+// Local row r lies in shard first + r * spread / rows; rows 0: all in shard 0.
+struct ShardRule {
+  int64_t first = 0;
+  int64_t spread = 1;
+  int64_t rows = 0;
+  int64_t of(int64_t row) const { return first + row * spread / rows; }
+};
+
 // One snapshot from begin to commit or abort: every selected row as it was when it was constructed.
 //
 // Threads: constructed at a step boundary. The walk runs on a thread of its own (or inside start() if blocking) and
@@ -41,7 +49,7 @@ class Snapshot {
     SelectRule rule;
     std::shared_ptr<const RowMask> mask;  // of the rule, for kRows
     int64_t expected_rows = 0;
-    int64_t shard_rows = 0;  // local rows per shard; 0: one shard
+    ShardRule shards;
   };
 
   // Rows that the walk takes and has not settled yet, their words as it read them; those that changed meanwhile.

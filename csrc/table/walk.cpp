@@ -18,7 +18,8 @@ namespace {
 
 constexpr int kNice = 10;  // never idle priority: a walk that holds a chunk must get on
 constexpr int64_t kMaxChunkBytes = int64_t{16} << 20;
-constexpr int64_t kMinChunkRows = 256;
+constexpr int64_t kMinChunkRows = 256;  // where they fit into the largest chunk
+constexpr int64_t kPrefetchBytes = 4096;
 constexpr int64_t kRowsPerFlush = 1 << 20;
 constexpr int64_t kScanned = 1 << 14;  // rows at most between looks at whether the snapshot was given up
 
@@ -78,11 +79,12 @@ float racy_drift(const TableView& view, int64_t row, uint32_t word) {
 
 // A row far from the one before, to be copied soon.
 void prefetch_row(const TableView& view, int64_t row) {
-  const int64_t bytes = weight_bytes(view.format);
+  const int64_t bytes = std::min(weight_bytes(view.format), kPrefetchBytes);
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(weight_bytes_of(view, row) + byte);
   for (int a = 0; a < view.num_arrays; ++a) {
     const StateArray& array = view.arrays[a];
-    for (int64_t column = 0; column < array.columns; column += 16) {
+    const int64_t columns = std::min(array.columns, kPrefetchBytes / 4);
+    for (int64_t column = 0; column < columns; column += 16) {
       __builtin_prefetch(array.data + row * array.columns + column);
     }
   }
@@ -252,7 +254,8 @@ StagingPtr Snapshot::walk_buffer(int index, bool blocking) {
   const Part& part = tables_[static_cast<size_t>(index)].part;
   const RowFormat& format = part.table->format();
   const int64_t chunk_bytes = std::min(kMaxChunkBytes, std::max<int64_t>(pool_->max_bytes() / 4, 1));
-  const int64_t fitting = std::max(kMinChunkRows, chunk_bytes / StagingBuffer::bytes_for(format, 1024) * 1024);
+  const int64_t least = std::clamp<int64_t>(kMaxChunkBytes / StagingBuffer::bytes_for(format, 1), 1, kMinChunkRows);
+  const int64_t fitting = std::max(least, chunk_bytes / StagingBuffer::bytes_for(format, 1024) * 1024);
   const int64_t rows = std::clamp<int64_t>(part.expected_rows + 1, 1, fitting);
   try {
     return pool_->acquire(

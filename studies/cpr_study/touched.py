@@ -20,6 +20,7 @@ LEAST = 2.0
 @dataclass(frozen=True)
 class _Rows:
     num_embeddings: int
+    embedding_dim: int = 1
 
 
 def ids_by_table(samples: Samples, tables: list[int]) -> dict[int, NDArray[np.int64]]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_native.recovery.ledger import LookupLedger, routed
+from cpr_native.recovery.ledger import LookupLedger, routed, shards_of
 
 
 @given(st.data())
@@ -25,13 +25,21 @@ def test_routed_counts_every_lookup_of_its_shard(data: st.DataObject) -> None:
             ids.append(row)
             if table not in frozen:
                 expected[row // block_rows[table]] += 1
-    counted = routed(np.array(ids, np.int64), offsets, features, block_rows, shards, frozen=sorted(frozen))
+    of = [shards_of(block, block * shards) for block in block_rows]
+    counted = routed(np.array(ids, np.int64), offsets, features, of, shards, frozen=sorted(frozen))
     assert counted.tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_routed_without_offsets_takes_all_ids(dtype: type) -> None:
-    assert routed(np.array([0, 1, 5, 5], dtype), None, [0], [2], 3).tolist() == [2, 0, 2]
+    ids = np.array([0, 1, 5, 5], dtype)
+    assert routed(ids, None, [0], [shards_of(2, 6)], 3).tolist() == [2, 0, 2]
+
+
+def test_shards_of_balanced_rows_do_not_overflow() -> None:
+    of = shards_of((1, 1000), 2**32 - 1)
+    assert of(np.array([0, 2**31 - 1], np.int32)).tolist() == [1, 500]
+    assert shards_of((2, 3), 7)(np.arange(7)).tolist() == [2, 2, 2, 3, 3, 4, 4]
 
 
 def test_books() -> None:

@@ -10,7 +10,7 @@ import pytest
 from engine import Engine, drain
 from reference import MAX_COUNT, add_counts
 
-from cpr_native._native import Selection
+from cpr_native._native import Selection, TableSpec
 
 DIRTY, LISTED = 1 << 30, 1 << 29
 MAP_NORESERVE = 0x4000  # of Linux; Python names it only from 3.13 on
@@ -165,3 +165,18 @@ def test_v26_a_table_above_two_to_the_31_elements(untouched: np.ndarray[Any, Any
     assert engine.call("renormalise", 0, np.array([rows - 1]), 1.0, 2.0) == 1
     assert np.isclose(np.linalg.norm(untouched[-1]), 1.0, rtol=1e-5)
     assert resident_bytes() - resident < 64 << 20
+
+
+def spec_of(rows: int, dim: int) -> TableSpec:
+    return TableSpec(
+        name="t", num_embeddings=rows, embedding_dim=dim, init_min=0.0, init_max=0.0, external=True
+    )
+
+
+def test_rows_are_as_long_as_a_tensor_of_billions_and_tables_end_at_2_to_the_48() -> None:
+    for rows, dim in ((1, 2**32 - 1), (2**16, 2**32 - 1), (2**28, 2**20)):
+        assert (spec_of(rows, dim).num_embeddings, spec_of(rows, dim).embedding_dim) == (rows, dim)
+    with pytest.raises(ValueError, match=r"embedding_dim: expected 1 to 2\^32 - 1, got 4294967296"):
+        spec_of(1, 2**32)
+    with pytest.raises(ValueError, match=r"expected at most 2\^48 numbers, got 65537 rows of 4294967295"):
+        spec_of(2**16 + 1, 2**32 - 1)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from engine import Engine, drain
-from reference.distance import distances
+from reference.distance import SEGMENT, distances
 
 from cpr_native._native import Selection, SnapshotInProgress
 from cpr_native.errors import CprError
 
 LARGEST = np.finfo(np.float32).max
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+METRICS = ("l2", "l1", "tv")
 
 
 def widened(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
@@ -25,33 +26,80 @@ def engine_of(dtype: str, rows: int, dim: int) -> Engine:
     return Engine(rows=(7, rows), dim=dim, optimizer="none", spec={"dtype": dtype}, seed=dim)
 
 
+def changed_rows(engine: Engine, dtype: str, other: Engine) -> tuple[Any, Any]:
+    """Every third row of table 1 becomes another; the rows and what they were, widened."""
+    engine.native.keep_saved(1, True)
+    now = engine.native.weight(1)
+    then = now.copy()
+    now[::3] = other.native.weight(1)[::3, : now.shape[1]]
+    return widened(now, dtype), widened(then, dtype)
+
+
 @pytest.mark.parametrize("dim", [1, 3, 16, 33, 100])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_changes_are_the_references_distances(dtype: str, dim: int) -> None:
     rows = 9000 if dim < 16 else 300
     engine = engine_of(dtype, rows, dim)
-    engine.native.keep_saved(1, True)
-    assert not engine.native.changes(1).any()
-    now = engine.native.weight(1)
-    then = now.copy()
-    now[::3] = engine_of(dtype, rows, dim + 1).native.weight(1)[::3, :dim]
-    expected = distances(widened(now, dtype), widened(then, dtype))
+    now, then = changed_rows(engine, dtype, engine_of(dtype, rows, dim + 1))
+    expected = distances(now, then)
     for threads in (1, 2, 3):
         assert np.array_equal(engine.native.changes(1, threads=threads), expected)
     assert not expected[1::3].any()
     assert np.count_nonzero(expected) > rows / 4
 
 
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_is_the_largest_float(dtype: str) -> None:
+def test_every_metric_and_every_rest_of_a_row(dtype: str, metric: str) -> None:
+    """Rows of 1 to 70 items; those of the last row can't be read beyond its end."""
+    for dim in (1, 2, 5, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 70):
+        engine = engine_of(dtype, 7, dim)
+        engine.native.weight(1)[:] = (
+            np.abs(engine.native.weight(1)) if dtype != "bfloat16" else (engine.native.weight(1) & 0x7FFF)
+        )
+        now, then = changed_rows(engine, dtype, engine_of(dtype, 7, dim + 1))
+        assert np.array_equal(engine.native.changes(1, metric), distances(now, then, metric)), dim
+    assert engine.native.changes(1, metric).any()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_rows_are_summed_in_segments_by_any_number_of_threads(dtype: str, metric: str) -> None:
+    for dim in (SEGMENT, SEGMENT + 1, 3 * SEGMENT + 21):
+        engine = engine_of(dtype, 4, dim)
+        now, then = changed_rows(engine, dtype, engine_of(dtype, 4, dim + 1))
+        expected = distances(now, then, metric)
+        assert np.count_nonzero(expected) == 2
+        for threads in (1, 2, 5):
+            assert np.array_equal(engine.native.changes(1, metric, threads=threads), expected)
+
+
+def test_total_variation_is_that_of_distributions() -> None:
+    engine = engine_of("float32", 6, 4)
+    counts = engine.native.weight(1)
+    counts[:] = [[1, 2, 3, 2], [8, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [5, 5, 0, 0], [1, 1, 1, 1]]
+    engine.native.keep_saved(1, True)
+    counts[:] = [[2, 4, 6, 4], [0, 0, 9, 0], [1, 1, 0, 0], [0, 0, 0, 0], [5, 0, 5, 0], [0, 0, 0, 0]]
+    assert engine.native.changes(1, "tv").tolist() == [0, 1, 0.5, 0, 0.5, 0.5]
+    assert engine.native.changes(1, "l1").tolist() == [8, 17, 2, 0, 10, 4]
+    assert engine.native.changes(1, metric="l2")[2] == np.sqrt(np.float32(2))
+    counts[0] = 3e38  # their sum isn't a number that floats have
+    assert engine.native.changes(1, "tv")[0] == LARGEST
+    with pytest.raises(ValueError, match="metric: expected l2, l1 or tv, got 'linf'"):
+        engine.native.changes(1, "linf")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_the_largest_float(dtype: str, metric: str) -> None:
     engine = engine_of(dtype, 6, 5)
     engine.native.keep_saved(1, True)
     infinity, nan = (0x7F80, 0x7FC0) if dtype == "bfloat16" else (np.inf, np.nan)
     now = engine.native.weight(1)
     now[1, 0], now[2, 4] = infinity, nan
-    assert engine.native.changes(1).tolist() == [0, LARGEST, LARGEST, 0, 0, 0]
+    assert engine.native.changes(1, metric).tolist() == [0, LARGEST, LARGEST, 0, 0, 0]
     engine.native.refresh_saved(1, 0, 6)  # infinity minus infinity is NaN
-    assert engine.native.changes(1).tolist() == [0, LARGEST, LARGEST, 0, 0, 0]
+    assert engine.native.changes(1, metric).tolist() == [0, LARGEST, LARGEST, 0, 0, 0]
 
 
 def test_memory_is_that_of_the_rows_and_is_given_back() -> None:

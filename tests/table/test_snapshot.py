@@ -238,3 +238,20 @@ def test_next_chunk_times_out_only_while_there_is_more() -> None:
     snapshot.commit()
     with pytest.raises(ValueError, match="timeout"):
         snapshot.next_chunk(timeout=-1.0)
+
+
+def test_chunks_end_where_balanced_rows_do() -> None:
+    """10 rows over shards 2 to 5, and 3 that all lie in shard 1."""
+    engine = Engine(rows=(10, 3), dim=2)
+    snapshot = engine.begin(Selection.all(), Selection.all(), clears_dirty=True, shard_rows=[(2, 4), (1, 1)])
+    found: dict[tuple[int, int], list[int]] = {}
+    while (chunk := snapshot.next_chunk()) is not None:
+        found.setdefault((chunk.table, chunk.shard), []).extend(chunk.rows.tolist())
+        chunk.close()
+    snapshot.commit()
+    assert found == {
+        (0, 2): [0, 1, 2], (0, 3): [3, 4], (0, 4): [5, 6, 7], (0, 5): [8, 9], (1, 1): [0, 1, 2]
+    }  # fmt: skip
+    for wrong in ((-1, 2), (0, 0), (0, 11)):
+        with pytest.raises(ValueError, match=r"shard_rows: expected a first shard of at least 0 and 1 to 10"):
+            engine.begin(Selection.all(), Selection.all(), clears_dirty=True, shard_rows=[wrong, (0, 1)])

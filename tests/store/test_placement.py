@@ -1,0 +1,98 @@
+"""The placement that balances tables of few rows: every row once, every shard about as full, exact JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_native.errors import SchemaMismatchError
+from cpr_native.store import CollectionSchema, Placement, TableSchema
+
+
+def schema_of(*shapes: tuple[int, int]) -> CollectionSchema:
+    tables = [
+        TableSchema(name=f"t{i}", rows=rows, dim=dim, init_min=0.0, init_max=0.0)
+        for i, (rows, dim) in enumerate(shapes)
+    ]
+    return CollectionSchema(tables=tuple(tables), optimizer="none")
+
+
+def numbers_of(schema: CollectionSchema, placement: Placement) -> list[int]:
+    """How many numbers each shard holds."""
+    ranges = [
+        [placement.row_range(schema, table.name, shard) for table in schema.tables]
+        for shard in range(placement.shards)
+    ]
+    return [
+        sum((end - begin) * table.dim for (begin, end), table in zip(of_shard, schema.tables, strict=True))
+        for of_shard in ranges
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 12))
+def test_every_row_lies_in_one_shard_where_the_rule_says(shapes: list[tuple[int, int]], shards: int) -> None:
+    schema = schema_of(*shapes)
+    placement = Placement.balanced(schema, shards)
+    placement.check_covers(schema)
+    assert Placement.from_json(json.loads(json.dumps(placement.to_json()))) == placement
+    for table in schema.tables:
+        first, spread = placement.shard_rows(schema, table.name)  # type: ignore[misc]
+        found: dict[int, int] = {}
+        for shard in range(shards):
+            begin, end = placement.row_range(schema, table.name, shard)
+            assert 0 <= begin <= end <= table.rows
+            found |= dict.fromkeys(range(begin, end), shard)
+        assert found == {row: first + row * spread // table.rows for row in range(table.rows)}
+        held = np.bincount(list(found.values()), minlength=shards)[first : first + spread]
+        assert held.max() - held.min() <= 1
+
+
+def test_each_shard_of_a_small_model_holds_about_as_much() -> None:
+    """Weights and biases of six layers of one size, each one block."""
+    schema = schema_of(*[(1, 1024), (1, 32)] * 6)
+    shards = 3
+    assert numbers_of(schema, Placement.contiguous(schema, shards)) == [6 * 1056, 0, 0]
+    assert numbers_of(schema, Placement.balanced(schema, shards)) == [2 * 1056] * shards
+
+
+def test_each_shard_of_rows_holds_about_as_much() -> None:
+    schema = schema_of((10, 784), (1, 10), (300, 100), (1, 300), (7, 300), (1, 7))
+    for shards in (2, 3, 4, 8):
+        held = numbers_of(schema, Placement.balanced(schema, shards))
+        assert max(held) <= 1.15 * sum(held) / shards
+        assert min(held) >= 0.85 * sum(held) / shards
+
+
+def test_what_cannot_be_is_refused() -> None:
+    schema = schema_of((3, 2), (9, 1))
+    placement = Placement.balanced(schema, 4)
+    assert placement.to_json() == {"strategy": "balanced_rows", "shards": 4, "first": {"t0": 0, "t1": 0}}
+    with pytest.raises(ValueError, match="'t0': 3 rows from shard 2 on go beyond 4 shards"):
+        replace(placement, first={"t0": 2, "t1": 0}).check_covers(schema)
+    with pytest.raises(ValueError, match=r"placement first: expected the tables \['t0', 't1'\]"):
+        replace(placement, first={"t0": 0}).check_covers(schema)
+    with pytest.raises(ValueError, match="balanced_rows: expected first alone"):
+        replace(placement, blocks={"t0": 3})
+    with pytest.raises(ValueError, match="contiguous_rows: expected blocks alone"):
+        Placement(shards=2, blocks={"t0": 1}, first={"t0": 1})
+    broken: list[Any] = [{"first": []}, {"first": {"t0": -1, "t1": 0}}, {"blocks": {}}, {"strategy": []}]
+    for change in broken:
+        with pytest.raises((ValueError, TypeError)):
+            Placement.from_json({**placement.to_json(), **change})
+
+
+def test_another_placement_is_named() -> None:
+    schema = schema_of((3, 2), (9, 1))
+    placement = Placement.balanced(schema, 4)
+    with pytest.raises(
+        SchemaMismatchError, match="dir: strategy: expected balanced_rows, got contiguous_rows"
+    ):
+        placement.check_same(Placement.contiguous(schema, 4), "dir")
+    with pytest.raises(SchemaMismatchError, match="dir: table 't0': first: expected 0, got 1"):
+        placement.check_same(replace(placement, first={"t0": 1, "t1": 0}), "dir")
