@@ -3,6 +3,7 @@
 #   make test ARGS="tests/store -x"       a part of the suite
 PYTHON ?= python3
 DATA ?=
+FAILURES ?=
 ARGS ?=
 
 VENV := .venv
@@ -53,6 +54,7 @@ format: $(VENV)/lint.stamp  ## rewrite the sources in the project's format
 
 types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native module's stub against the compiled module
 	$(BIN)/mypy
+	MYPYPATH=studies $(BIN)/mypy -p cpr_study
 	$(BIN)/stubtest cpr_native._native --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
 
 # Under 15 minutes on two cores that do nothing else; tables and yardsticks of up to 14 GB.
@@ -61,8 +63,10 @@ bench: $(VENV)/test.stamp  ## the benchmarks, timed; writes build/bench/engine.j
 
 # Under 90 minutes on two cores that do nothing else; one that was stopped goes on where it was.
 #   make study DATA=path/to/train.txt     on a real Criteo file, else on generated samples
+#   make study FAILURES=path/to/log.csv   with recorded failures among those it is run with
 study: $(VENV)/study.stamp  ## reproduce the CPR paper; writes docs/results/cpr.json, its page and plots
-	cd studies && ../$(BIN)/python -m cpr_study $(if $(DATA),--data '$(abspath $(DATA))') $(ARGS)
+	cd studies && ../$(BIN)/python -m cpr_study $(if $(DATA),--data '$(abspath $(DATA))') \
+	  $(if $(FAILURES),--failure-log '$(abspath $(FAILURES))') $(ARGS)
 
 study-small: $(VENV)/study.stamp  ## the whole study with few seeds and samples; writes to build/study
 	cd studies && ../$(BIN)/python -m cpr_study --small $(ARGS)

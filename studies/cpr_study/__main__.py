@@ -11,23 +11,26 @@ from typing import Any
 import click
 import torch
 
-from cpr_native.overhead import KAGGLE, TERABYTE, closed_loop_study
+from cpr_native.overhead import closed_loop_study, fit_failures, read_failure_log
 from cpr_study.experiments import quality
 from cpr_study.measured import configs, measure, overhead_percent
 from cpr_study.quality import MOST_PAPER_SEEDS, decided
 from cpr_study.records import Records
 from cpr_study.results import write_results
+from cpr_study.setups import CONFIGS
 from cpr_study.study import FULL, SMALL, Size, run_cells, samples_of
 from cpr_study.touched import touched_in_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE_SEEDS = 40
-PAIRS = 3
+PAIRS = 5
 
 
 @click.command()
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,
               help="A file in the raw Criteo format; without it samples are generated.")  # fmt: skip
+@click.option("--failure-log", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,
+              help="Recorded failures, as `cpr-native plan` takes them.")  # fmt: skip
 @click.option("--small", is_flag=True, help="Few seeds and samples: shows that everything runs.")
 @click.option("--records", "folder", type=click.Path(file_okay=False, path_type=Path), default=None,
               show_default="build/study/cpr, small: build/study/cpr-small",
@@ -37,27 +40,34 @@ PAIRS = 3
               help="Where results, page and plots go.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(min=1), default=len(os.sched_getaffinity(0)),
               help="Units at a time.", show_default="the cores")  # fmt: skip
-def main(data: Path | None, small: bool, folder: Path | None, out: Path | None, processes: int) -> None:
+def main(
+    data: Path | None, failure_log: Path | None, small: bool, folder: Path | None, out: Path | None,
+    processes: int,
+) -> None:  # fmt: skip
     """Run what has no record yet, then write the results."""
     size = SMALL if small else FULL
     build = ROOT / "build" / "study"
     records = Records(folder or build / ("cpr-small" if small else "cpr"))
     seconds = {name: _measured(name, records, small=small) for name in configs(small=small)}
-    run_cells(list(size.cells()), size, records, data, processes)
+    log = None if failure_log is None else read_failure_log(failure_log)
+    run_cells(list(size.cells(log)), size, records, data, processes)
     if not small:
         _decide(size, records, data, processes)
     found = configs(small=small)
-    presets = {"kaggle": KAGGLE, "terabyte": TERABYTE}
     jobs = 500 if small else 10_000
     samples = samples_of(size, data)
     extra = {
         "measured": {name: overhead_percent(found[name], seconds[name]) for name in found},
         "measured_seconds": seconds,
+        "measured_factors": {name: found[name].factor for name in found},
         "touched": touched_in_cells(records, samples),
-        "closed_loop": {name: closed_loop_study(preset, jobs=jobs) for name, preset in presets.items()},
+        "closed_loop": {name: closed_loop_study(preset, jobs=jobs) for name, preset in CONFIGS.items()},
         "machine": machine(),
         "data": _described(data, samples["paper"].described),
-        "command": "make study" if data is None else f"make study DATA={data.name}",
+        "failure_log": None if failure_log is None else _log_described(failure_log),
+        "command": "make study"
+        + ("" if data is None else f" DATA={data.name}")
+        + ("" if failure_log is None else f" FAILURES={failure_log.name}"),
     }
     write_results(records, out or (build / "docs" if small else ROOT / "docs"), extra)
 
@@ -79,7 +89,7 @@ def _decide(size: Size, records: Records, data: Path | None, processes: int) -> 
     seeds = size.paper_seeds
     while not decided(records.all("quality")) and seeds < MOST_PAPER_SEEDS:
         seeds = min(seeds + MORE_SEEDS, MOST_PAPER_SEEDS)
-        cells = [cell for cell in quality(seeds, size.stress_seeds) if cell.name == "paper"]
+        cells = [cell for cell in quality(seeds, 0, 0) if cell.name == "paper"]
         run_cells(cells, size, records, data, processes)
 
 
@@ -90,6 +100,11 @@ def machine() -> dict[str, Any]:
         "instruction_set": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
         "torch": torch.__version__, "numpy": version("numpy"),
     }  # fmt: skip
+
+
+def _log_described(path: Path) -> dict[str, Any]:
+    fit = fit_failures(read_failure_log(path))
+    return {"source": path.name, "failures": fit.failures, "gamma_shape": fit.gamma_shape}
 
 
 def _described(data: Path | None, source: dict[str, object]) -> dict[str, object]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from cpr_native.config import Trackers
 from cpr_native.emulate.failures import Failure, Times, draw_failures
-from cpr_native.overhead import Job, partial_interval
+from cpr_native.overhead import FailureLog, Job, partial_interval
 from cpr_native.policy import Delta, Drift, Mfu, Partial, Policy, Random, RoundRobin, Scar, Ssu
 from cpr_study.paper_list import PaperSsu
 from cpr_study.runs import Case
-from cpr_study.setups import PAPER, STRESS, SetUp
+from cpr_study.setups import PAPER, STRESS, TERABYTE_SETUP, SetUp
 
 GOLDEN = 0.6180339887498949
 POLICIES = (
@@ -50,11 +52,12 @@ class Cell:
 
 def case_of(
     name: str, job: Job, *, target_pls: float = 0.1, fraction: float = 0.125, seed: int = 0,
-    period: int = 2, capacity: float | None = None, interval: float | None = None,
+    period: int = 2, capacity: float | None = None, interval: float | None = None, row_share: float = 0.99,
 ) -> Case:  # fmt: skip
     """Return a policy by its name, with the interval that the plan gives it.
 
-    `capacity`: of the SSU list, None for `fraction`; `interval`: of a delta, in T_save, None for `fraction`.
+    `capacity`: of the SSU list, None for `fraction`; `interval`: of a delta, in T_save, None for `fraction`;
+    `row_share`: of all rows, in the prioritised tables.
     """
     cover = partial_interval(job, target_pls)[0]
     if name == "partial":
@@ -62,7 +65,7 @@ def case_of(
     step = cover * fraction
     trackers = Trackers(ssu_fraction=capacity or fraction, ssu_period=period)
     if name == "ssu":
-        return Case(policy=Ssu(fraction=fraction), hours=step, trackers=trackers)
+        return Case(policy=Ssu(fraction=fraction, row_share=row_share), hours=step, trackers=trackers)
     if name == "ssu_paper":
         return Case(policy=PaperSsu(fraction=fraction, period=period, seed=seed), hours=step)
     if name == "delta_partial":
@@ -72,12 +75,12 @@ def case_of(
         named = case_of(name.removesuffix("_zeroed"), job, target_pls=target_pls, fraction=fraction)
         return replace(named, state="zeroed")
     policies: dict[str, Policy] = {
-        "partial_small": Partial(small_tables_fraction=fraction),
-        "mfu": Mfu(fraction=fraction),
-        "scar": Scar(fraction=fraction),
-        "drift": Drift(fraction=fraction),
-        "random": Random(fraction=fraction, seed=seed),
-        "round_robin": RoundRobin(fraction=fraction),
+        "partial_small": Partial(small_tables_fraction=fraction, row_share=row_share),
+        "mfu": Mfu(fraction=fraction, row_share=row_share),
+        "scar": Scar(fraction=fraction, row_share=row_share),
+        "drift": Drift(fraction=fraction, row_share=row_share),
+        "random": Random(fraction=fraction, row_share=row_share, seed=seed),
+        "round_robin": RoundRobin(fraction=fraction, row_share=row_share),
     }
     return Case(policy=policies[name], hours=step)
 
@@ -91,10 +94,13 @@ def stratified(job: Job, count: int, lost: int, seed: int) -> tuple[Failure, ...
     for number in range(count):
         place = ((seed + 1) * GOLDEN + number * GOLDEN**2) % 1.0
         hour = (number + place) * job.total_hours / count
-        first = seed + 3 * number
-        shards = tuple(sorted((first + i) % job.shards for i in range(lost)))
-        failures.append(Failure(hour=max(hour, 1e-3), shards=shards))
+        failures.append(Failure(hour=max(hour, 1e-3), shards=_rotated(job, lost, seed, number)))
     return tuple(failures)
+
+
+def _rotated(job: Job, lost: int, seed: int, number: int) -> tuple[int, ...]:
+    first = seed + 3 * number
+    return tuple(sorted((first + i) % job.shards for i in range(lost)))
 
 
 def drawn(job: Job, lost: int, times: Times, shape: float, seed: int) -> tuple[Failure, ...]:
@@ -107,6 +113,27 @@ def drawn(job: Job, lost: int, times: Times, shape: float, seed: int) -> tuple[F
         if len(schedule):
             return tuple(schedule)
     raise ValueError(f"no failure in {job.total_hours} h at an MTBF of {job.mtbf_hours} h")
+
+
+def recorded(job: Job, lost: int, log: FailureLog, seed: int) -> tuple[Failure, ...]:
+    """Return the failures of a stretch of `log`, its hours scaled to a mean of `job.mtbf_hours`.
+
+    The log goes round. Seeds begin at hours that fill it evenly; where the job would end before the next
+    failure, that one strikes at an hour that fills the job evenly over seeds.
+    """
+    gaps = np.asarray(log.hours_between)
+    scale = job.mtbf_hours / gaps.mean()
+    hours, length = np.cumsum(gaps) * scale, gaps.sum() * scale
+    start = (seed + 1) * GOLDEN % 1.0 * length
+    laps = np.concatenate([hours, hours + length]) - start
+    ahead = laps[laps > 0]
+    quiet = ahead[0] >= job.total_hours
+    skipped = ahead[0] - (seed + 1) * GOLDEN**2 % 1.0 * job.total_hours if quiet else 0.0
+    struck = ahead[ahead - skipped < job.total_hours] - skipped
+    return tuple(
+        Failure(hour=max(float(hour), 1e-3), shards=_rotated(job, lost, seed, number))
+        for number, hour in enumerate(struck)
+    )
 
 
 def paired(job: Job, lost: int, seed: int) -> tuple[Failure, ...]:
@@ -137,12 +164,26 @@ def _cell(
     )  # fmt: skip
 
 
-def quality(paper_seeds: int, stress_seeds: int) -> Iterator[Cell]:
-    """Paper's set-up and the stress set-up."""
+def quality(paper_seeds: int, stress_seeds: int, terabyte_seeds: int) -> Iterator[Cell]:
+    """Paper's set-up with the models of Kaggle and Terabyte, and the stress set-up."""
     names = ("partial", "random", "mfu", "ssu")
     yield _cell("quality", "paper", PAPER, range(paper_seeds), names, noise=True)
+    yield _cell("quality", "terabyte", TERABYTE_SETUP, range(terabyte_seeds), names, noise=True)
     stress = (*POLICIES, "ssu_paper", "mfu_zeroed", "partial_zeroed")
     yield _cell("quality", "stress", STRESS, range(stress_seeds), stress, noise=True)
+
+
+# Share of the stress set-up's rows that the tables which reach its cap hold.
+CAPPED_SHARE = 0.77
+# Its T_save is 28 h, so that the job ends with a save.
+WHOLE_PLS = 0.0625
+
+
+def controls(seeds: int) -> Iterator[Cell]:
+    """Stress set-up: only the tables that reach the cap prioritised; and a job of two whole T_save."""
+    names = ("partial", "partial_small", "random", "mfu", "ssu")
+    yield _cell("controls", "capped", STRESS, range(seeds), names, row_share=CAPPED_SHARE)
+    yield _cell("controls", "whole", STRESS, range(seeds), names, target_pls=WHOLE_PLS)
 
 
 def proxies(seeds: int) -> Iterator[Cell]:
@@ -169,8 +210,8 @@ def budgets(seeds: int, fractions: Sequence[float]) -> Iterator[Cell]:
         )  # fmt: skip
 
 
-def sensitivity(seeds: int, *, small: bool) -> Iterator[Cell]:
-    """One thing varied at a time from the stress set-up."""
+def sensitivity(seeds: int, *, small: bool, log: FailureLog | None = None) -> Iterator[Cell]:
+    """One thing varied at a time from the stress set-up; `log`: for recorded times of failures."""
     base = STRESS.job
 
     def cell(what: str, value: float | str, names: Sequence[str] = COMPARED, **settings: object) -> Cell:
@@ -194,6 +235,8 @@ def sensitivity(seeds: int, *, small: bool) -> Iterator[Cell]:
     renewals: tuple[tuple[Times, float], ...] = (("exponential", 1.0), ("gamma", 0.5), ("gamma", 2.0))
     for times, shape in renewals:
         yield cell("times", f"{times}-{shape:g}", failures=partial(drawn, base, STRESS.lost, times, shape))
+    if log is not None:
+        yield cell("times", "recorded", failures=partial(recorded, base, STRESS.lost, log))
     yield from _scaling(cell, base, (4, 64) if small else (4, 8, 16, 32, 64, 128, 256))
 
 

@@ -71,7 +71,7 @@ def seeds_needed(distance: float, sd: float | None, alpha: float = 0.05) -> int 
         return 2
     effect = distance / sd
     # The normal distribution asks for a few less than Student's t.
-    seeds = max(2, math.ceil(((stats.norm.ppf(1.0 - alpha) + stats.norm.ppf(POWER)) / effect) ** 2))
+    seeds: int = max(2, math.ceil(((stats.norm.ppf(1.0 - alpha) + stats.norm.ppf(POWER)) / effect) ** 2))
     power = TTestPower().power
     while seeds <= MOST_SEEDS:
         if power(effect_size=effect, nobs=seeds, alpha=alpha, alternative="larger") >= POWER:
@@ -97,7 +97,8 @@ def correlations(x: Floats, y: Floats) -> Floats:
     y = y - y.mean(axis=-1, keepdims=True)
     scale = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
     products = (x * y).sum(axis=-1)
-    return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    found: Floats = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    return found
 
 
 def ranks(values: Floats) -> Floats:

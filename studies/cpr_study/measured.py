@@ -12,29 +12,31 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from cpr_native._tensor import describe
 from cpr_native.config import Trackers
 from cpr_native.data import SyntheticClicks, kaggle_table_sizes
 from cpr_native.models import KAGGLE as KAGGLE_MODEL
 from cpr_native.models import TERABYTE as TERABYTE_MODEL
 from cpr_native.models import DLRMConfig, build_dlrm
 from cpr_native.optim import RowWiseAdagrad
-from cpr_native.overhead import KAGGLE, TERABYTE, Costs, Job, Preset, plan
-from cpr_native.policy import Full, Mfu, Partial, Policy, Ssu
+from cpr_native.overhead import KAGGLE, TERABYTE, Preset, plan
+from cpr_native.policy import Drift, Full, Mfu, Partial, Policy, Random, RoundRobin, Scar, Ssu
 from cpr_native.recovery import RecoveryManager
 from cpr_native.store import CheckpointStore
+from cpr_study.setups import TERABYTE_TABLE_SIZES
 
-# Criteo Terabyte's categorical values, as TorchRec's benchmarks list them; the paper caps them at 10M.
-TERABYTE_TABLE_SIZES = (
-    *(45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10),
-    *(2209, 11267, 128, 4, 974, 14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35),
-)
 _CAP = 10_000_000
 BATCH = 2048
 BATCHES = 100
-POLICIES: Mapping[str, Policy] = {"full": Full(), "partial": Partial(), "mfu": Mfu(), "ssu": Ssu()}
+POLICIES: Mapping[str, Policy] = {
+    "full": Full(), "partial": Partial(), "mfu": Mfu(), "ssu": Ssu(), "scar": Scar(), "drift": Drift(),
+    "random": Random(), "round_robin": RoundRobin(),
+}  # fmt: skip
+_LISTED = np.uint32(1 << 29)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Config:
 def configs(*, small: bool) -> dict[str, Config]:
     """Return the configurations; `small`: with tables of a few thousand rows."""
     terabyte = tuple(min(size, _CAP) for size in TERABYTE_TABLE_SIZES)
-    most = 1000 if small else 1_000_000
+    most = 1000 if small else 3_000_000
     kaggle = kaggle_table_sizes(0.0001 if small else 1.0)
     return {
         "kaggle": Config(
@@ -73,9 +75,10 @@ def configs(*, small: bool) -> dict[str, Config]:
 
 
 class _Training:
-    def __init__(self, config: Config, *, small: bool) -> None:
+    def __init__(self, config: Config, policy: Policy, *, small: bool) -> None:
+        trackers = Trackers(drift=isinstance(policy, Drift))
         self.model = build_dlrm(
-            config.model, config.table_sizes, optimizer=RowWiseAdagrad(lr=0.01), trackers=Trackers()
+            config.model, config.table_sizes, optimizer=RowWiseAdagrad(lr=0.01), trackers=trackers
         )
         self.optimizer = torch.optim.Adagrad(self.model.dense_parameters(), lr=0.01)
         batch, count = (64, 4) if small else (BATCH, BATCHES)
@@ -90,11 +93,27 @@ class _Training:
         self.optimizer.step()
         return len(batch)
 
+    def touch_every_row(self, policy: Policy) -> None:
+        """Make every row look used and changed, so that a priority save takes its whole quota."""
+        engine: Any = self.model.embeddings.engine
+        draw = np.random.default_rng(0)
+        for table, spec in enumerate(engine.tables):
+            counts = draw.integers(1, 1000, spec.num_embeddings).astype(np.uint32)
+            words, drifts = counts | _LISTED, counts.astype(np.float32)
+            engine.set_trackers(table, describe(words))
+            if isinstance(policy, Drift):
+                engine.set_drift(table, describe(drifts))
+        if isinstance(policy, Scar):
+            with torch.no_grad():
+                for weight in self.model.embeddings.parameters():
+                    weight.mul_(1.001)
+
 
 def measure(config: Config, *, small: bool, pairs: int) -> dict[str, Any]:
     """Train with saves and without, in alternating order, and load a shard; return seconds and bytes.
 
-    Each policy: `save_seconds`, by how much longer the steps take during which a save is begun and written
+    Before each priority save every row is made to look used, so that it takes its whole quota. Each policy:
+    `save_seconds`, by how much longer the steps take during which a save is begun and written
     (median over pairs, as long as the save takes), `load_seconds` of one shard's recovery, `save_bytes`. All
     are those of the tables as trained here.
     """
@@ -114,7 +133,7 @@ def measure(config: Config, *, small: bool, pairs: int) -> dict[str, Any]:
 def _measure_policy(
     config: Config, policy: Policy, folder: Path, *, small: bool, pairs: int
 ) -> dict[str, Any]:
-    training = _Training(config, small=small)
+    training = _Training(config, policy, small=small)
     manager = RecoveryManager(
         training.model, CheckpointStore(folder / "store"), policy=policy, job=config.preset.job,
         costs=config.preset.costs, total_samples=10**12, dense_optimizer=training.optimizer, keep=1,
@@ -124,6 +143,8 @@ def _measure_policy(
     extra = []
     for pair in range(pairs):
         steps, spent = 0, {}
+        if policy.fraction < 1:
+            training.touch_every_row(policy)
         for saves in (True, False) if pair % 2 == 0 else (False, True):
             begin = perf_counter()
             if saves:
@@ -150,19 +171,13 @@ def _measure_policy(
 def overhead_percent(config: Config, measured: Mapping[str, Any]) -> dict[str, float]:
     """Return each policy's overhead in percent: measured saves, published load and reschedule costs.
 
-    A priority save is charged for its whole quota of rows: in the few steps trained here fewer are touched.
     Full recovery's lost work, half an interval a failure, is the formula's.
     """
+    return {name: _percent(config, name, seconds["save_seconds"]) for name, seconds in measured.items()}
+
+
+def _percent(config: Config, name: str, seconds: float) -> float:
     job, costs = config.preset.job, config.preset.costs
-    found = {}
-    for name, seconds in measured.items():
-        quota = POLICIES[name].fraction * measured["full"]["save_bytes"]
-        save = seconds["save_seconds"] * max(1.0, quota / seconds["save_bytes"])
-        found[name] = _percent(config, job, costs, name, save)
-    return found
-
-
-def _percent(config: Config, job: Job, costs: Costs, name: str, seconds: float) -> float:
     policy = POLICIES[name]
     hours = policy.interval_hours(plan(job, costs, config.preset.target_pls, fraction=policy.fraction))
     save = seconds * config.factor / 3600.0

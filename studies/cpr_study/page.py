@@ -40,7 +40,13 @@ def render(results: Mapping[str, Any]) -> str:
     )
     says = {name: getattr(sentences, name) for name in dir(sentences) if not name.startswith("_")}
     template = environment.get_template("cpr.md.in")
-    return template.render(**results, say=says, varied=VARIED, drawn=list(plots(results)), by_bytes=BY_BYTES)
+    overheads: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in results["table"]:
+        overheads.setdefault((row["config"], row["policy"]), row)
+    return template.render(
+        **results, say=says, varied=VARIED, drawn=list(plots(results)), by_bytes=BY_BYTES,
+        overheads=list(overheads.values()),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

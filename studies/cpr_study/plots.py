@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from cpr_study.sensitivity import VARIED
 from cpr_study.sentences import UNIT, named
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.hashsalt": "cpr_native",
     "font.size": 10.0,
     "axes.spines.top": False,
@@ -147,7 +147,7 @@ def varied(axes: Axes, what: str, points: Sequence[Results]) -> None:
                 (a, value / UNIT) for a, value, (_, p) in zip(x, values, own, strict=True) if p["capped"]
             ]
             if capped:
-                ring = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
+                ring: dict[str, Any] = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
                 axes.plot(*zip(*capped, strict=True), "o", label="no save before the job's end", **ring)
     if numbers:
         _log_axis(axes, [point["value"] for point in points])
@@ -218,8 +218,8 @@ def proxies(axes: Axes, entries: Sequence[Results]) -> None:
             [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)],
         ]
         places = [place + shift for place in range(len(rows))]
-        look = {"color": "black", "markerfacecolor": fill, "label": label, "capsize": 2, "linestyle": "none"}
-        axes.errorbar(values, places, xerr=errors, marker=marker, **look)
+        look: dict[str, Any] = {"color": "black", "markerfacecolor": fill, "linestyle": "none"}
+        axes.errorbar(values, places, xerr=errors, marker=marker, label=label, capsize=2, **look)
     axes.set_yticks(range(len(rows)), [row["name"].replace("_", " ") for row in rows], fontsize=8)
     axes.set_xlabel("rank correlation with the progressive loss, 95 %")
     axes.legend(frameon=False, fontsize=8)

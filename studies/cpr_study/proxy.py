@@ -141,6 +141,7 @@ def evaluate(records: Sequence[Record]) -> list[dict[str, Any]]:
         plain = _draws(values, chosen)
         for weighted in (False, True):
             by_target = {}
+            taus: list[float]
             for target, drawn in targets.items():
                 used, taus = plain, []
                 if weighted:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from cpr_native.overhead import (
-    KAGGLE,
-    TERABYTE,
     Preset,
     full_overhead,
     optimal_full_interval,
@@ -26,12 +24,12 @@ from cpr_study.inference import (
     seeds_needed,
     summary,
 )
+from cpr_study.setups import CONFIGS, SETUPS
 
 Record = Mapping[str, Any]
 
-CONFIGS = {"kaggle": KAGGLE, "terabyte": TERABYTE}
-# The samples of each set-up are those of the configuration.
-SETUP_CONFIG = {"paper": "kaggle", "stress": "kaggle"}
+# Whose losses must be seen before anything is claimed.
+CLAIMED = ("paper", "stress")
 POLICIES = (
     "full", "partial", "partial_small", "delta_partial", "random", "round_robin",
     "mfu", "ssu", "scar", "drift",
@@ -109,22 +107,26 @@ def table(
     """
     rows = []
     for config, preset in CONFIGS.items():
-        setups = [setup for setup in cells if SETUP_CONFIG.get(setup, setup) == config] or [None]
-        for setup in setups:
-            records = [] if setup is None else cells[setup]
-            present = cases_of(records)
-            vanilla = column(records, "partial", "bytes_written").mean() if "partial" in present else 0.0
-            for policy in POLICIES:
-                if setup is not None and policy not in present and policy != "full":
-                    continue
-                figures = dict(measures(records, policy)) if policy in present else dict.fromkeys(_MEASURES)
-                share = figures["bytes_written"] / vanilla if policy in present and vanilla > 0 else None
-                rows.append({
-                    "config": config, "setup": setup, "policy": policy,
-                    "overhead_formula_percent": formula_percent(preset, policy, share),
-                    "overhead_measured_percent": ((measured or {}).get(config) or {}).get(policy),
-                    "bytes_against_vanilla": share, **figures,
-                })  # fmt: skip
+        setups = [name for name, setup in SETUPS.items() if setup.config == config and name in cells]
+        run = {setup: cases_of(cells[setup]) for setup in setups}
+        pairs = [
+            (setup, policy) for setup in setups for policy in POLICIES if policy in (*run[setup], "full")
+        ]
+        known = {policy for _, policy in pairs}
+        pairs += [("", policy) for policy in POLICIES if policy not in known]
+        for setup, policy in pairs:
+            records = cells[setup] if policy in run.get(setup, ()) else []
+            figures: dict[str, Any] = measures(records, policy) if records else dict.fromkeys(_MEASURES)
+            vanilla = 0.0
+            if "partial" in cases_of(records):
+                vanilla = float(column(records, "partial", "bytes_written").mean())
+            share = figures["bytes_written"] / vanilla if vanilla > 0 else None
+            rows.append({
+                "config": config, "setup": setup or None, "policy": policy,
+                "overhead_formula_percent": formula_percent(preset, policy, share),
+                "overhead_measured_percent": ((measured or {}).get(config) or {}).get(policy),
+                "bytes_against_vanilla": share, **figures,
+            })  # fmt: skip
     return rows
 
 
@@ -150,7 +152,7 @@ def noise(cells: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
 def sensitive(cells: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
     """Return for both set-ups whether vanilla's progressive loss is above 0; else no claim is made."""
     found = {}
-    for setup in SETUP_CONFIG:
+    for setup in CLAIMED:
         records = cells.get(setup, [])
         if "partial" in cases_of(records):
             figures = summary(column(records, "partial", "progressive"))

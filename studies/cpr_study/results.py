@@ -27,7 +27,8 @@ def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> Non
         docs: the folder of the documents.
         extra: what the records don't hold, each None or missing where it was not run: `measured`, overhead in
             per cent of the job by configuration and policy; `measured_seconds`, what it is made from
-            (`measured.measure`); `touched` (`touched.touched_in_cells`);
+            (`measured.measure`), `measured_factors`, how much larger the job's tables are than the ones
+            measured; `failure_log`: what recorded failures are from; `touched` (`touched.touched_in_cells`);
             `closed_loop`, `cpr_native.overhead.closed_loop_study` by configuration; `machine`, `data` and
             `command`: facts for the page.
 
@@ -66,6 +67,7 @@ def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
         "table": quality.table(cells, measured),
         "measured_goals": _goals(measured),
         "measured_seconds": extra.get("measured_seconds") or {},
+        "measured_factors": extra.get("measured_factors") or {},
         "noise": quality.noise(cells),
         "touched": touched,
         "bars": {
@@ -80,6 +82,8 @@ def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
             "ranking": quality.ranking(stress),
         },
         "small_tables": quality.small_tables(stress),
+        "controls": {cell: _control(own) for cell, own in records.all("controls").items()},
+        "failure_log": extra.get("failure_log"),
         "optimizer_state": quality.pairs(stress, [("mfu", "mfu_zeroed"), ("partial", "partial_zeroed")]),
         "zeroed": _cases(stress, ("mfu_zeroed", "partial_zeroed")),
         "eviction": quality.pairs(stress, [("ssu", "ssu_paper")]),
@@ -102,7 +106,7 @@ def _setup(name: str) -> dict[str, Any]:
         "bottom": list(model.bottom), "top": list(model.top), "batch_size": setup.recipe.batch_size,
         "max_rows": setup.max_rows, "lost": setup.lost, "shards": setup.job.shards,
         "total_hours": setup.job.total_hours, "mtbf_hours": setup.job.mtbf_hours,
-        "target_pls": setup.target_pls, "fraction": setup.fraction,
+        "target_pls": setup.preset.target_pls, "fraction": setup.fraction,
     }  # fmt: skip
 
 
@@ -116,6 +120,14 @@ def _goals(measured: Mapping[str, Mapping[str, float]] | None) -> list[dict[str,
                 "config": config, "policy": policy, "goal": goal, "measured": value, "reached": reached
             })  # fmt: skip
     return goals
+
+
+def _control(records: list[dict[str, Any]]) -> dict[str, Any]:
+    names = tuple(name for name in quality.cases_of(records) if name != "noise")
+    return {
+        "cases": _cases(records, names), "small_tables": quality.small_tables(records),
+        "ranking": quality.ranking(records),
+    }  # fmt: skip
 
 
 def _cases(records: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:

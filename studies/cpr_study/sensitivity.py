@@ -71,13 +71,20 @@ def _point(records: Sequence[Record]) -> dict[str, Any]:
 def _case(records: Sequence[Record], case: str) -> dict[str, Any]:
     progressive = summary(column(records, case, "progressive"))
     loss = summary(-auc_change(records, case))
-    pls = summary([sum(failure["pls"] for failure in r["cases"][case]["failures"]) for r in records])
+    pls = summary(
+        [sum(_lost(record, failure) for failure in record["cases"][case]["failures"]) for record in records]
+    )
     return {
         "progressive": progressive["mean"], "progressive_ci95": progressive["ci95"],
         "auc_loss": loss["mean"], "auc_loss_ci95": loss["ci95"], "pls": pls["mean"], "pls_ci95": pls["ci95"],
         "bytes_written": float(column(records, case, "bytes_written").mean()),
         "saves": float(column(records, case, "saves").mean()),
     }  # fmt: skip
+
+
+def _lost(record: Record, failure: Mapping[str, float]) -> float:
+    """Return the lookups that a failure lost, as a share of all of the job."""
+    return failure["lookups"] / (failure["lookups_so_far"] / failure["samples"] * record["train_samples"])
 
 
 def scaling(cells: Cells) -> list[dict[str, Any]]:

@@ -218,6 +218,18 @@ def measured_goal(goal: Figures) -> str:
     )
 
 
+def times_text(log: Figures | None) -> str:
+    """Say what the laws of the times of failures are."""
+    text = "All with the job's MTBF. Gamma's number is its shape: below 1 failures come in bursts."
+    if log is None:
+        return f"{text} Recorded times were not run."
+    shape = "" if log["gamma_shape"] is None else f", gamma shape {log['gamma_shape']:.2f}"
+    return (
+        f"{text} Recorded: stretches of {log['source']} ({log['failures']} failures{shape}), "
+        "scaled to that MTBF."
+    )
+
+
 def scaling_text(rows: Sequence[Figures]) -> str:
     """Say from how many shards on vanilla's first save comes after the job's end."""
     parts = []

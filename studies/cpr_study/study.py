@@ -19,7 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from cpr_study.experiments import Cell, budgets, proxies, quality, sensitivity
+from cpr_native.overhead import FailureLog
+from cpr_study.experiments import Cell, budgets, controls, proxies, quality, sensitivity
 from cpr_study.records import Records, fingerprint
 from cpr_study.runs import Run
 from cpr_study.setups import SETUPS, Samples, read_samples
@@ -30,22 +31,31 @@ class Size:
     """How large a study is: seeds of each experiment, and the samples generated where there is no file."""
 
     paper_seeds: int
+    terabyte_seeds: int
     stress_seeds: int
+    control_seeds: int
     proxy_seeds: int
     cell_seeds: int
     samples: int
     small: bool
 
-    def cells(self) -> Iterator[Cell]:
-        """Return all cells."""
-        yield from quality(self.paper_seeds, self.stress_seeds)
+    def cells(self, log: FailureLog | None = None) -> Iterator[Cell]:
+        """Return all cells; `log`: of recorded failures."""
+        yield from quality(self.paper_seeds, self.stress_seeds, self.terabyte_seeds)
+        yield from controls(self.control_seeds)
         yield from proxies(self.proxy_seeds)
         yield from budgets(self.cell_seeds, (0.125,) if self.small else (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2))
-        yield from sensitivity(self.cell_seeds, small=self.small)
+        yield from sensitivity(self.cell_seeds, small=self.small, log=log)
 
 
-FULL = Size(paper_seeds=40, stress_seeds=16, proxy_seeds=60, cell_seeds=4, samples=137_139, small=False)
-SMALL = Size(paper_seeds=1, stress_seeds=2, proxy_seeds=4, cell_seeds=1, samples=12_000, small=True)
+FULL = Size(
+    paper_seeds=40, terabyte_seeds=12, stress_seeds=16, control_seeds=16, proxy_seeds=60, cell_seeds=8,
+    samples=137_139, small=False,
+)  # fmt: skip
+SMALL = Size(
+    paper_seeds=1, terabyte_seeds=1, stress_seeds=2, control_seeds=1, proxy_seeds=4, cell_seeds=1,
+    samples=12_000, small=True,
+)  # fmt: skip
 
 # Read before the workers are forked, and inherited by them.
 _samples: dict[str, Samples] = {}
@@ -63,13 +73,18 @@ def samples_of(size: Size, data: Path | None) -> dict[str, Samples]:
 def run_cells(cells: Sequence[Cell], size: Size, records: Records, data: Path | None, processes: int) -> None:
     """Run every seed of every cell that has no record, and write one for each.
 
+    Units that are made from the same are run once.
+
     Raises:
         OSError: the data cannot be read or a record not be written.
     """
     samples_of(size, data)
     _cells.update({(cell.experiment, cell.name): cell for cell in cells})
     units = [(cell.experiment, cell.name, seed) for cell in cells for seed in cell.seeds]
-    pending = [unit for unit in units if records.read(*unit, _made_from(*unit)) is None]
+    missing = [unit for unit in units if records.read(*unit, _made_from(*unit)) is None]
+    pending: dict[str, list[tuple[str, str, int]]] = {}
+    for unit in missing:
+        pending.setdefault(_made_from(*unit), []).append(unit)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,24 +93,33 @@ def run_cells(cells: Sequence[Cell], size: Size, records: Records, data: Path | 
         TimeRemainingColumn(),
     )
     with Progress(*columns) as progress:
-        task = progress.add_task("study", total=len(units), completed=len(units) - len(pending))
+        task = progress.add_task("study", total=len(units), completed=len(units) - len(missing))
         context = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(
             processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
-            futures = {pool.submit(_unit, *unit): unit for unit in pending}
+            futures = {pool.submit(_unit, *same[0]): same for same in pending.values()}
             for future in as_completed(futures):
-                experiment, name, seed = futures[future]
-                records.write(experiment, name, seed, future.result())
-                progress.update(task, advance=1, description=f"{experiment} {name}")
+                for unit in futures[future]:
+                    records.write(*unit, {**future.result(), **_named(*unit)})
+                    progress.update(task, advance=1, description=" ".join(unit[:2]))
 
 
 def _made_from(experiment: str, name: str, seed: int) -> str:
     cell = _cells[experiment, name]
     samples = _samples[cell.setup.name]
     return fingerprint(
-        cell.setup, cell.job, cell.cases(seed), cell.failures(seed), cell.noise, samples.described
+        cell.setup, cell.job, cell.cases(seed), cell.failures(seed), cell.noise, samples.described, seed
     )
+
+
+def _named(experiment: str, name: str, seed: int) -> dict[str, Any]:
+    """Return what a record says of the unit it is for."""
+    cell = _cells[experiment, name]
+    return {
+        "made_from": _made_from(experiment, name, seed), "experiment": experiment, "cell": name,
+        "settings": dict(cell.settings),
+    }  # fmt: skip
 
 
 def _unit(experiment: str, name: str, seed: int) -> dict[str, Any]:
@@ -104,10 +128,8 @@ def _unit(experiment: str, name: str, seed: int) -> dict[str, Any]:
         cell.setup, _samples[cell.setup.name], seed=seed, cases=cell.cases(seed),
         failures=cell.failures(seed), shards=cell.job.shards, noise=cell.noise,
     )  # fmt: skip
-    record = run()
     return {
-        "made_from": _made_from(experiment, name, seed), "experiment": experiment, "cell": name,
-        "setup": cell.setup.name, "settings": dict(cell.settings), "job": asdict(cell.job),
+        "setup": cell.setup.name, "job": asdict(cell.job),
         "failures": [str(failure) for failure in cell.failures(seed)],
-        "train_samples": _samples[cell.setup.name].count, **record,
+        "train_samples": _samples[cell.setup.name].count, **run(),
     }  # fmt: skip

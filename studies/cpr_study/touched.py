@@ -66,7 +66,10 @@ def touched_in_cells(records: Records, samples: Mapping[str, Samples]) -> dict[s
             setup, settings = SETUPS[first["setup"]], first["settings"]
             job = Job(**first["job"])
             fraction = float(settings.get("fraction", setup.fraction))
-            hours = partial_interval(job, float(settings.get("target_pls", setup.target_pls)))[0] * fraction
+            hours = (
+                partial_interval(job, float(settings.get("target_pls", setup.preset.target_pls)))[0]
+                * fraction
+            )
             every = max(1, round(hours * samples[setup.name].count / job.total_hours))
             key = (setup.name, every, float(settings.get("ssu_capacity", fraction)))
             if key not in known:

@@ -48,7 +48,7 @@ def test_points_of_what_is_varied_ascend() -> None:
     assert list(found) == ["failures", "times", "shards_constant", "shards_inverse"]
     assert [point["value"] for point in found["failures"]] == [2, 20]
     assert found["failures"][1]["cases"]["partial"]["progressive"] == pytest.approx(2e-3, abs=1e-4)
-    assert found["failures"][0]["cases"]["mfu"]["pls"] == pytest.approx(0.05)
+    assert found["failures"][0]["cases"]["mfu"]["pls"] == pytest.approx(1e5 / (26 * 100_000))
     assert [point["value"] for point in found["times"]] == ["exponential-1", "gamma-0.5"]
 
 

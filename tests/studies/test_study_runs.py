@@ -42,7 +42,7 @@ def test_fork_ends_as_the_real_job(name: str) -> None:
     )
     record = run()["cases"][name]
     emulation = Emulation(
-        job=SETUP.job, costs=SETUP.costs, recipe=SETUP.recipe, seed=1, threads=1,
+        job=SETUP.job, costs=SETUP.preset.costs, recipe=SETUP.recipe, seed=1, threads=1,
         schedule=FailureSchedule(failures=failures, total_hours=SETUP.job.total_hours, num_shards=8),
     )  # fmt: skip
     real = run_emulation(emulation, SOURCE, (name,)).runs[0]
@@ -58,7 +58,7 @@ def test_no_case_and_no_failure_differ_by_nothing_but_the_failures() -> None:
     cases = run()["cases"]
     plain = run_emulation(
         Emulation(
-            job=SETUP.job, costs=SETUP.costs, recipe=SETUP.recipe, seed=2, threads=1,
+            job=SETUP.job, costs=SETUP.preset.costs, recipe=SETUP.recipe, seed=2, threads=1,
             schedule=FailureSchedule(failures=(), total_hours=SETUP.job.total_hours, num_shards=8),
         ),
         SOURCE,
