@@ -245,7 +245,7 @@ class Collection:
         """Distance of each row's weight a from its copy b as last saved, [num_embeddings].
 
         `metric`: "l2", "l1" or the total variation "tv", 0.5 * sum |a / sum(a) - b / sum(b)|, meant for rows
-        of numbers from 0 on; of a row that sums to 0 the quotients are 0. Finite: of a row that was never
+        of numbers from 0 on; those of a row that sums to 0 count as 0. Finite: of a row that was never
         saved, and for an infinity or NaN, it is the largest float. The same bits for any number of threads.
         Raises ValueError without the copy and for another metric, SnapshotInProgress.
         """

@@ -140,7 +140,7 @@ class Attachment:
         """How far each row of a table is from its copy as last saved, by its weight, float32 [rows].
 
         `metric`: "l2", "l1", or "tv", the total variation 0.5 * sum |a / sum(a) - b / sum(b)|, for rows of
-        numbers from 0 on (of a row that sums to 0 the quotients are 0). What isn't finite, and a row whose
+        numbers from 0 on (those of a row that sums to 0 count as 0). What isn't finite, and a row whose
         save failed, is the largest float. The same bits on every machine, for any number of threads.
 
         Raises:

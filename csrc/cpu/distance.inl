@@ -83,30 +83,46 @@ CPR_INLINE Sixteen<T> magnitude_of(Sixteen<T> x) {
   return reinterpret_cast<Sixteen<T>>(reinterpret_cast<Sixteen<Bits>>(x) & (~Bits{0} >> 1));
 }
 
-// What a total divides by: a row that sums to 0 has only zeros as its quotients.
+// What the items of a row are multiplied by: 0 if they sum to 0.
 template <typename T>
-CPR_INLINE T divisor_of(T total) {
-  return total == T{0} ? static_cast<T>(__builtin_inf()) : total;
+CPR_INLINE T share_of(T total) {
+  return total == T{0} ? T{0} : T{1} / total;
 }
 
-// Sum of (a - b)^2, |a - b| or |a / divisor_a - b / divisor_b| over `n` items.
+// Hardware prefetchers stop at the end of a page.
+inline constexpr int64_t kDistanceAhead = 2048;
+
+template <typename Stored>
+CPR_INLINE void prefetch32(const char* row, int64_t at) {
+  const char* ahead = row + at * static_cast<int64_t>(sizeof(Stored)) + kDistanceAhead;
+  for (size_t byte = 0; byte < 32 * sizeof(Stored); byte += 64) __builtin_prefetch(ahead + byte);
+}
+
+// Sum of (a - b)^2, |a - b| or |a * share_a - b * share_b| over `n` items.
 template <DType kType, Distance kKind, typename T = typename ItemOf<kType>::Number>
-CPR_INLINE T sum_of_differences(const char* a, const char* b, int64_t n, int64_t room, T divisor_a, T divisor_b) {
+CPR_INLINE T sum_of_differences(const char* a, const char* b, int64_t n, int64_t room, T share_a, T share_b) {
   const auto term = [&](int64_t at) __attribute__((always_inline)) {
     Sixteen<T> x = load16<kType>(a, at, n, room);
     Sixteen<T> y = load16<kType>(b, at, n, room);
     if constexpr (kKind == Distance::kTv) {
-      x /= divisor_a;
-      y /= divisor_b;
+      x *= share_a;
+      y *= share_b;
     }
     const Sixteen<T> difference = x - y;
     return kKind == Distance::kL2 ? difference * difference : magnitude_of<T>(difference);
   };
+  const auto prefetch = [&](int64_t at) __attribute__((always_inline)) {
+    if (kKind == Distance::kTv) return;  // its first pass did
+    prefetch32<typename ItemOf<kType>::Stored>(a, at);
+    prefetch32<typename ItemOf<kType>::Stored>(b, at);
+  };
+  prefetch(0);
   Sixteen<T> low = term(0);
   Sixteen<T> high = {};
   if (n > 16) high = term(16);
   int64_t at = 32;
   for (; at + 32 <= n; at += 32) {
+    prefetch(at);
     low += term(at);
     high += term(at + 16);
   }
@@ -115,15 +131,31 @@ CPR_INLINE T sum_of_differences(const char* a, const char* b, int64_t n, int64_t
   return sum_lanes<T>(low, high);
 }
 
+// The sums of `n` items of both, each as sum_lanes has it: they share the lanes of the later steps.
 template <DType kType, typename T = typename ItemOf<kType>::Number>
-CPR_INLINE T sum_of_items(const char* a, int64_t n, int64_t room) {
-  Sixteen<T> low = {};
-  Sixteen<T> high = {};
+CPR_INLINE void sums_of_items(const char* a, const char* b, int64_t n, int64_t room, double* out) {
+  Sixteen<T> low_a = {};
+  Sixteen<T> low_b = {};
+  Sixteen<T> high_a = {};
+  Sixteen<T> high_b = {};
   for (int64_t at = 0; at < n; at += 32) {
-    low += load16<kType>(a, at, n, room);
-    if (at + 16 < n) high += load16<kType>(a, at + 16, n, room);
+    prefetch32<typename ItemOf<kType>::Stored>(a, at);
+    prefetch32<typename ItemOf<kType>::Stored>(b, at);
+    low_a += load16<kType>(a, at, n, room);
+    low_b += load16<kType>(b, at, n, room);
+    if (at + 16 < n) {
+      high_a += load16<kType>(a, at + 16, n, room);
+      high_b += load16<kType>(b, at + 16, n, room);
+    }
   }
-  return sum_lanes<T>(low, high);
+  const auto neighbours = [](Sixteen<T> x, Sixteen<T> y) __attribute__((always_inline)) {
+    return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  };
+  Sixteen<T> v = neighbours(neighbours(low_a, high_a), neighbours(low_b, high_b));
+  for (int step = 0; step < 3; ++step) v = neighbours(v, v);
+  out[0] = static_cast<double>(v[0]);
+  out[1] = static_cast<double>(v[1]);
 }
 
 template <DType kType, Distance kKind>
@@ -135,13 +167,12 @@ static void row_distances(const DistanceTask& t, float* out) noexcept {
     const char* b = t.saved + row * bytes;
     const int64_t room = t.room - row * t.dim;
     double totals[2] = {0.0, 0.0};
-    T divisors[2] = {T{1}, T{1}};
+    T shares[2] = {T{1}, T{1}};
     if constexpr (kKind == Distance::kTv) {
-      totals[0] = static_cast<double>(sum_of_items<kType>(a, t.dim, room));
-      totals[1] = static_cast<double>(sum_of_items<kType>(b, t.dim, room));
-      for (int i = 0; i < 2; ++i) divisors[i] = divisor_of<T>(static_cast<T>(totals[i]));
+      sums_of_items<kType>(a, b, t.dim, room, totals);
+      for (int i = 0; i < 2; ++i) shares[i] = share_of<T>(static_cast<T>(totals[i]));
     }
-    const T sum = sum_of_differences<kType, kKind>(a, b, t.dim, room, divisors[0], divisors[1]);
+    const T sum = sum_of_differences<kType, kKind>(a, b, t.dim, room, shares[0], shares[1]);
     out[row] = finish_distance(kKind, static_cast<double>(sum), totals);
   }
 }
@@ -149,27 +180,26 @@ static void row_distances(const DistanceTask& t, float* out) noexcept {
 template <DType kType>
 static void segment_sums(const DistanceTask& t, const double* totals, double* out) noexcept {
   using T = typename ItemOf<kType>::Number;
-  const T divisors[2] = {divisor_of<T>(static_cast<T>(totals[0])), divisor_of<T>(static_cast<T>(totals[1]))};
+  const T shares[2] = {share_of<T>(static_cast<T>(totals[0])), share_of<T>(static_cast<T>(totals[1]))};
   switch (t.kind) {
     case Distance::kL2:
       *out = static_cast<double>(
-          sum_of_differences<kType, Distance::kL2>(t.now, t.saved, t.dim, t.room, divisors[0], divisors[1]));
+          sum_of_differences<kType, Distance::kL2>(t.now, t.saved, t.dim, t.room, shares[0], shares[1]));
       break;
     case Distance::kL1:
       *out = static_cast<double>(
-          sum_of_differences<kType, Distance::kL1>(t.now, t.saved, t.dim, t.room, divisors[0], divisors[1]));
+          sum_of_differences<kType, Distance::kL1>(t.now, t.saved, t.dim, t.room, shares[0], shares[1]));
       break;
     case Distance::kTv:
       *out = static_cast<double>(
-          sum_of_differences<kType, Distance::kTv>(t.now, t.saved, t.dim, t.room, divisors[0], divisors[1]));
+          sum_of_differences<kType, Distance::kTv>(t.now, t.saved, t.dim, t.room, shares[0], shares[1]));
       break;
   }
 }
 
 template <DType kType>
 static void segment_totals(const DistanceTask& t, double* out) noexcept {
-  out[0] = static_cast<double>(sum_of_items<kType>(t.now, t.dim, t.room));
-  out[1] = static_cast<double>(sum_of_items<kType>(t.saved, t.dim, t.room));
+  sums_of_items<kType>(t.now, t.saved, t.dim, t.room, out);
 }
 
 template <DType kType>

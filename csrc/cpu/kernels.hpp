@@ -67,7 +67,7 @@ struct UpdateArgs {
 };
 
 // Between a row a and its copy b: the square root of the sum of (a - b)^2; the sum of |a - b|; half the sum of
-// |a / sum(a) - b / sum(b)|.
+// |a * (1 / sum(a)) - b * (1 / sum(b))|.
 enum class Distance { kL2, kL1, kTv };
 
 inline constexpr uint32_t kNoPosition = ~uint32_t{0};

@@ -54,30 +54,32 @@ void long_distances(const TableView& view, const char* saved, cpu::Distance kind
 
 void Table::keep_saved(bool keep) {
   if (!keep) {
-    saved_.reset();
+    saved_ = HugeBuffer();
   } else {
-    if (saved_ == nullptr) saved_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(weight_bytes()));
+    if (saved() == nullptr) saved_ = HugeBuffer(static_cast<size_t>(weight_bytes()));
     refresh_saved(0, num_rows());
   }
 }
 
 void Table::refresh_saved(int64_t begin, int64_t end) {
-  if (saved_ == nullptr) return;
+  if (saved() == nullptr) return;
   const int64_t bytes = cpr::weight_bytes(format_);
-  std::copy_n(static_cast<const char*>(weight_) + begin * bytes, (end - begin) * bytes, saved_.get() + begin * bytes);
+  std::copy_n(static_cast<const char*>(weight_) + begin * bytes, (end - begin) * bytes,
+              static_cast<char*>(saved_.data()) + begin * bytes);
 }
 
 void Table::save_rows(const StagingView& rows, int64_t n) {
   const int64_t bytes = cpr::weight_bytes(format_);
   for (int64_t i = 0; i < n; ++i) {
-    std::copy_n(rows.weight + i * bytes, bytes, saved_.get() + (rows.rows[i] - spec_.row_offset) * bytes);
+    std::copy_n(rows.weight + i * bytes, bytes,
+                static_cast<char*>(saved_.data()) + (rows.rows[i] - spec_.row_offset) * bytes);
   }
 }
 
 void Table::forget_saved(int64_t row) {
-  if (saved_ == nullptr) return;
+  if (saved() == nullptr) return;
   const int64_t bytes = cpr::weight_bytes(format_);
-  std::fill_n(saved_.get() + row * bytes, bytes, static_cast<char>(0xFF));  // NaN in every type
+  std::fill_n(static_cast<char*>(saved_.data()) + row * bytes, bytes, static_cast<char>(0xFF));  // NaN in every type
 }
 
 void Collection::keep_saved(int64_t index, bool keep) {

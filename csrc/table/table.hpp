@@ -54,7 +54,7 @@ class Table {
   void initialise(int64_t begin, int64_t end);
 
   // The rows as last saved, null unless they are kept; see Collection::keep_saved.
-  const char* saved() const { return saved_.get(); }
+  const char* saved() const { return static_cast<const char*>(saved_.data()); }
   void keep_saved(bool keep);
   void refresh_saved(int64_t begin, int64_t end);  // local rows
   void save_rows(const StagingView& rows, int64_t n);
@@ -110,7 +110,7 @@ class Table {
   std::shared_ptr<Arena> trackers_;
   char* meta_ = nullptr;
   SsuView ssu_;
-  std::unique_ptr<char[]> saved_;
+  HugeBuffer saved_;
   std::vector<uint32_t> deferred_;
   size_t defer_limit_ = 0;
   uint32_t parity_ = 0;

@@ -24,7 +24,7 @@ def distances(now: NDArray[Any], then: NDArray[Any], metric: str = "l2") -> Floa
             sums = _totals(a), _totals(b)
             totals = sums[0] + sums[1]
             a, b = (
-                rows / np.where(each.astype(kind) == 0, np.inf, each).astype(kind)[:, None]
+                rows * np.where(each == 0, kind(0), kind(1) / each.astype(kind))[:, None]
                 for rows, each in zip((a, b), sums, strict=True)
             )
         difference = a - b

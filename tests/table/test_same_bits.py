@@ -39,6 +39,8 @@ def bags(rows):
 
 def train(steps, **options):
     engine = Engine(rows=(60_000, 97, 1), threads=threads, **options)
+    for table in range(3):
+        engine.native.keep_saved(table, True)
     for step in range(steps):
         ids, offsets = bags(engine.rows)
         weights = None
@@ -65,7 +67,13 @@ def is_wide(options):
     return options.get("spec", {}).get("dtype") == "float64"
 
 
+def changes(engine):
+    for table, metric in itertools.product(range(3), ("l2", "l1", "tv")):
+        digest.update(engine.native.changes(table, metric, threads=threads).tobytes())
+
+
 def finish(engine):
+    changes(engine)
     kinds = ["most_used", "most_drifted"] if engine.spec.get("drift") else ["most_used"]
     for kind in kinds:
         snapshot = engine.begin(*(getattr(Selection, kind)(20) for _ in range(3)), clears_dirty=False)
@@ -91,6 +99,11 @@ DIMENSIONS = """
 for dim in (1, 3, 4, 8, 16, 17, 32, 40, 64, 128):
     for optimizer, pooling in (("sgd", "sum"), ("row_wise_adagrad", "mean")):
         finish(train(3, dim=dim, optimizer=optimizer, pooling=pooling))
+long = Engine(rows=(3, 1, 2), dim=70_001, optimizer="none")
+for table in range(3):
+    long.native.keep_saved(table, True)
+    long.native.weight(table)[:] *= rng.random(70_001, np.float32)
+changes(long)
 """
 
 # Everything that chooses a kernel, the dimensions in turn.
