@@ -49,7 +49,7 @@ class Size:
 
 
 FULL = Size(
-    paper_seeds=40, terabyte_seeds=12, stress_seeds=16, control_seeds=16, proxy_seeds=60, cell_seeds=8,
+    paper_seeds=40, terabyte_seeds=12, stress_seeds=16, control_seeds=16, proxy_seeds=60, cell_seeds=6,
     samples=137_139, small=False,
 )  # fmt: skip
 SMALL = Size(
