@@ -1,0 +1,1 @@
+"""The workloads of the SCAR paper, trained with priority checkpoints: `cd examples && python -m scar.mlr`."""

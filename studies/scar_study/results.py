@@ -1,0 +1,83 @@
+"""docs/results/scar.json: every figure of the study, from its records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cpr_study.records import Records
+from cpr_study.results import encode
+
+from scar_study import analysis
+from scar_study.arms import NULL, Arm
+from scar_study.page import write_page
+from scar_study.published import PUBLISHED
+
+
+def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> None:
+    """Write results/scar.json below `docs`, then the page and the plots that are made from it.
+
+    `extra`: `machine`, `data` and `command`, facts for the page. Raises OSError where a file can't be
+    written, ValueError for a figure that is not finite.
+    """
+    text = encode(collect(records, extra))
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scar.json").write_text(text, encoding="utf-8")
+    write_page(json.loads(text), docs)
+
+
+def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all figures; parts without records are empty."""
+    abouts = {name: _about(found[0]) for name, found in records.all("trunk").items()}
+    failures = {
+        name: analysis.by_arm(found) for name, found in records.all("failures").items() if name in abouts
+    }
+    rows = [
+        analysis.row(abouts[name], arm, trials, arms.get(NULL, {}))
+        for name, arms in failures.items()
+        for arm, trials in arms.items()
+    ]
+    return {
+        "command": extra.get("command", "make scar-study"),
+        "machine": extra.get("machine") or {},
+        "data": extra.get("data") or {},
+        "workloads": abouts,
+        "table": rows,
+        "goals": analysis.goals(rows, abouts),
+        "ranges": analysis.partial_range(rows),
+        "published": PUBLISHED,
+        "bound": {name: analysis.bound_figures(found[0]) for name, found in records.all("bound").items()},
+        "drift": {name: _drift(arms, abouts[name]) for name, arms in failures.items()},
+        "state": {name: _state(arms) for name, arms in failures.items() if abouts[name]["optimizer_state"]},
+    }
+
+
+def _about(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in ("made_from", "seed")}
+
+
+def _drift(arms: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ranking by drift costs more than by the copy, by the share lost, and both memories."""
+    found = {
+        f"{lost:g}": analysis.difference(
+            arms.get(Arm(part="main", policy="priority", lost=lost).name, {}),
+            arms.get(Arm(part="drift", policy="drift", lost=lost).name, {}),
+        )
+        for lost in (0.25, 0.5)
+    }
+    blocks, numbers = about["blocks"], about["numbers"]
+    return {"more": found, "copy_bytes": 4 * numbers, "drift_bytes": 8 * blocks}
+
+
+def _state(arms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what zeroed optimizer state costs more than restored, by the share lost."""
+    return {
+        f"{lost:g}": analysis.difference(
+            arms.get(Arm(part="main", policy="priority", lost=lost).name, {}),
+            arms.get(Arm(part="state", policy="priority", lost=lost, state="zeroed").name, {}),
+        )
+        for lost in (0.25, 0.5)
+    }
