@@ -23,7 +23,7 @@ from cpr_study.touched import touched_in_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE_SEEDS = 40
-PAIRS = 5
+PAIRS = 3
 
 
 @click.command()
