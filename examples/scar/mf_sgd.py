@@ -56,13 +56,13 @@ class MFSGD(GradientWorkload):
 def movielens(path: Path | None) -> MFSGD:
     """Return the workload on MovieLens 100k, or on generated ratings without a file."""
     ratings = datasets.generated_ratings() if path is None else datasets.read_movielens(path)
-    return MFSGD(ratings, "movielens", iterations=60, lr=50.0)
+    return MFSGD(ratings, "movielens", iterations=60, lr=100.0)
 
 
 def jester(path: Path | None) -> MFSGD:
     """Return the workload on users of Jester, or on generated ratings without a file."""
     ratings = datasets.generated_ratings(1000, 100, 70_000) if path is None else datasets.read_jester(path)
-    return MFSGD(ratings, "jester", iterations=60, lr=50.0)
+    return MFSGD(ratings, "jester", iterations=100, lr=20.0)
 
 
 if __name__ == "__main__":
