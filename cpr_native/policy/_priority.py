@@ -184,7 +184,8 @@ class Random(_Priority):
                 np.random.PCG64((self.seed, ranking.number, table)).random_raw(tables[table].num_embeddings)
                 for table in few
             ]
-            return fitting_blocks([each + 1.0 for each in keys], dims, self.fraction, number=ranking.number)
+            drawn = [each.astype(np.float64) + 1.0 for each in keys]
+            return fitting_blocks(drawn, dims, self.fraction, number=ranking.number)
 
         def choose(table: int, rows: int, quota: int) -> Selection:
             drawn = drawn_rows(rows, quota, seed=self.seed, number=ranking.number, table=table)
