@@ -83,6 +83,7 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
     stall = max(entry["stall_ms_a_step"] for entry in snapshot["steps"].values())
     at_most("stalls a step during a snapshot", stall, 1.0, " ms")
     at_least("copy of a base, share of the copy bandwidth", snapshot["copy_vs_memcpy"], 0.5)
+    at_least("distances from the copy last saved, share of reading both", snapshot["changes_vs_read"], 0.7)
     at_least("commit, times plain write and sync", snapshot["commit_vs_raw"], 0.9)
     at_least("restore, times `torch.load` and copy", snapshot["restore_vs_torch"], 2.0)
     at_most("memory of a restore beside the tables, in segments", snapshot["restore_peak_segments"], 1.0)

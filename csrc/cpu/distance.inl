@@ -83,19 +83,10 @@ CPR_INLINE Sixteen<T> magnitude_of(Sixteen<T> x) {
   return reinterpret_cast<Sixteen<T>>(reinterpret_cast<Sixteen<Bits>>(x) & (~Bits{0} >> 1));
 }
 
-// What the items of a row are multiplied by: 0 if they sum to 0.
+// What the items of a row are multiplied by: 0 if they sum to 0, NaN if their sum isn't finite.
 template <typename T>
 CPR_INLINE T share_of(T total) {
-  return total == T{0} ? T{0} : T{1} / total;
-}
-
-// Hardware prefetchers stop at the end of a page.
-inline constexpr int64_t kDistanceAhead = 2048;
-
-template <typename Stored>
-CPR_INLINE void prefetch32(const char* row, int64_t at) {
-  const char* ahead = row + at * static_cast<int64_t>(sizeof(Stored)) + kDistanceAhead;
-  for (size_t byte = 0; byte < 32 * sizeof(Stored); byte += 64) __builtin_prefetch(ahead + byte);
+  return total == T{0} ? T{0} : T{1} / total + (total - total);
 }
 
 // Sum of (a - b)^2, |a - b| or |a * share_a - b * share_b| over `n` items.
@@ -111,18 +102,11 @@ CPR_INLINE T sum_of_differences(const char* a, const char* b, int64_t n, int64_t
     const Sixteen<T> difference = x - y;
     return kKind == Distance::kL2 ? difference * difference : magnitude_of<T>(difference);
   };
-  const auto prefetch = [&](int64_t at) __attribute__((always_inline)) {
-    if (kKind == Distance::kTv) return;  // its first pass did
-    prefetch32<typename ItemOf<kType>::Stored>(a, at);
-    prefetch32<typename ItemOf<kType>::Stored>(b, at);
-  };
-  prefetch(0);
   Sixteen<T> low = term(0);
   Sixteen<T> high = {};
   if (n > 16) high = term(16);
   int64_t at = 32;
   for (; at + 32 <= n; at += 32) {
-    prefetch(at);
     low += term(at);
     high += term(at + 16);
   }
@@ -133,14 +117,12 @@ CPR_INLINE T sum_of_differences(const char* a, const char* b, int64_t n, int64_t
 
 // The sums of `n` items of both, each as sum_lanes has it: they share the lanes of the later steps.
 template <DType kType, typename T = typename ItemOf<kType>::Number>
-CPR_INLINE void sums_of_items(const char* a, const char* b, int64_t n, int64_t room, double* out) {
+CPR_INLINE void sums_of_items(const char* a, const char* b, int64_t n, int64_t room, T* out) {
   Sixteen<T> low_a = {};
   Sixteen<T> low_b = {};
   Sixteen<T> high_a = {};
   Sixteen<T> high_b = {};
   for (int64_t at = 0; at < n; at += 32) {
-    prefetch32<typename ItemOf<kType>::Stored>(a, at);
-    prefetch32<typename ItemOf<kType>::Stored>(b, at);
     low_a += load16<kType>(a, at, n, room);
     low_b += load16<kType>(b, at, n, room);
     if (at + 16 < n) {
@@ -154,26 +136,41 @@ CPR_INLINE void sums_of_items(const char* a, const char* b, int64_t n, int64_t r
   };
   Sixteen<T> v = neighbours(neighbours(low_a, high_a), neighbours(low_b, high_b));
   for (int step = 0; step < 3; ++step) v = neighbours(v, v);
-  out[0] = static_cast<double>(v[0]);
-  out[1] = static_cast<double>(v[1]);
+  out[0] = v[0];
+  out[1] = v[1];
 }
+
+// Rows whose sums, shares and distances are computed together: each is a loop of its own, whose rows don't wait for
+// each other, over what the first has brought into the cache.
+inline constexpr int64_t kDistanceRows = 64;
+inline constexpr int64_t kDistanceItems = 1 << 11;
 
 template <DType kType, Distance kKind>
 static void row_distances(const DistanceTask& t, float* out) noexcept {
   using T = typename ItemOf<kType>::Number;
   const int64_t bytes = t.dim * static_cast<int64_t>(sizeof(typename ItemOf<kType>::Stored));
-  for (int64_t row = 0; row < t.rows; ++row) {
-    const char* a = t.now + row * bytes;
-    const char* b = t.saved + row * bytes;
-    const int64_t room = t.room - row * t.dim;
-    double totals[2] = {0.0, 0.0};
-    T shares[2] = {T{1}, T{1}};
+  const int64_t fitting = kDistanceItems / t.dim;
+  const int64_t block = fitting < 1 ? 1 : fitting < kDistanceRows ? fitting : kDistanceRows;
+  T shares[2 * kDistanceRows];
+  T sums[kDistanceRows];
+  for (int64_t first = 0; first < t.rows; first += block) {
+    const int64_t n = t.rows - first < block ? t.rows - first : block;
+    const char* now = t.now + first * bytes;
+    const char* saved = t.saved + first * bytes;
+    const int64_t room = t.room - first * t.dim;
     if constexpr (kKind == Distance::kTv) {
-      sums_of_items<kType>(a, b, t.dim, room, totals);
-      for (int i = 0; i < 2; ++i) shares[i] = share_of<T>(static_cast<T>(totals[i]));
+      for (int64_t i = 0; i < n; ++i) {
+        sums_of_items<kType>(now + i * bytes, saved + i * bytes, t.dim, room - i * t.dim, shares + 2 * i);
+      }
+      for (int64_t i = 0; i < 2 * n; ++i) shares[i] = share_of<T>(shares[i]);
     }
-    const T sum = sum_of_differences<kType, kKind>(a, b, t.dim, room, shares[0], shares[1]);
-    out[row] = finish_distance(kKind, static_cast<double>(sum), totals);
+    for (int64_t i = 0; i < n; ++i) {
+      const T share_a = kKind == Distance::kTv ? shares[2 * i] : T{1};
+      const T share_b = kKind == Distance::kTv ? shares[2 * i + 1] : T{1};
+      sums[i] = sum_of_differences<kType, kKind>(now + i * bytes, saved + i * bytes, t.dim, room - i * t.dim, share_a,
+                                                 share_b);
+    }
+    for (int64_t i = 0; i < n; ++i) out[first + i] = finish_distance<T>(kKind, sums[i]);
   }
 }
 
@@ -199,7 +196,10 @@ static void segment_sums(const DistanceTask& t, const double* totals, double* ou
 
 template <DType kType>
 static void segment_totals(const DistanceTask& t, double* out) noexcept {
-  sums_of_items<kType>(t.now, t.saved, t.dim, t.room, out);
+  typename ItemOf<kType>::Number totals[2];
+  sums_of_items<kType>(t.now, t.saved, t.dim, t.room, totals);
+  out[0] = static_cast<double>(totals[0]);
+  out[1] = static_cast<double>(totals[1]);
 }
 
 template <DType kType>

@@ -102,12 +102,13 @@ struct DistanceTask {
   int64_t room = 0;  // items from the first to the end of either's memory
 };
 
-// The distance, from the sum over a row's items and, for kTv, the sums of its items and the copy's. What isn't finite
-// becomes the largest float.
-CPR_INLINE float finish_distance(Distance kind, double sum, const double* totals) {
-  const double distance = kind == Distance::kL2 ? __builtin_sqrt(sum) : kind == Distance::kL1 ? sum : 0.5 * sum;
-  const bool finite = distance < static_cast<double>(__FLT_MAX__) && __builtin_isfinite(totals[0] + totals[1]);
-  return finite ? static_cast<float>(distance) : __FLT_MAX__;
+// The distance, from the sum over a row's items. What isn't finite becomes the largest float.
+template <typename T>
+CPR_INLINE float finish_distance(Distance kind, T sum) {
+  T distance = sum;
+  if (kind == Distance::kL2) distance = sizeof(T) == sizeof(float) ? __builtin_sqrtf(sum) : __builtin_sqrt(sum);
+  if (kind == Distance::kTv) distance *= T{0.5};
+  return distance < static_cast<T>(__FLT_MAX__) ? static_cast<float>(distance) : __FLT_MAX__;
 }
 
 struct Kernels {
@@ -131,8 +132,8 @@ struct Kernels {
                      float state, float* scratch);
   // The distance of each row.
   void (*distances)(const DistanceTask& task, float* out);
-  // Of one segment: the sums of the items and of the copy's, out [2]; the sum that finish_distance wants, given the
-  // totals [2] of its row (kTv).
+  // Of one segment: the sums of the items and of the copy's, out [2]; the sum that finish_distance wants, given those
+  // of its row, totals [2] (kTv).
   void (*distance_totals)(const DistanceTask& task, double* out);
   void (*distance_sum)(const DistanceTask& task, const double* totals, double* out);
 };

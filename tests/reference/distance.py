@@ -18,20 +18,20 @@ def distances(now: NDArray[Any], then: NDArray[Any], metric: str = "l2") -> Floa
     An infinite or NaN distance becomes the largest float32.
     """
     kind = np.float64 if now.dtype == np.float64 else np.float32
-    a, b, totals = now.astype(kind), then.astype(kind), np.zeros(len(now))
+    a, b = now.astype(kind), then.astype(kind)
     with np.errstate(all="ignore"):
         if metric == "tv":
-            sums = _totals(a), _totals(b)
-            totals = sums[0] + sums[1]
-            a, b = (
-                rows * np.where(each == 0, kind(0), kind(1) / each.astype(kind))[:, None]
-                for rows, each in zip((a, b), sums, strict=True)
-            )
+            a, b = (rows * _shares(_totals(rows).astype(kind))[:, None] for rows in (a, b))
         difference = a - b
-        sums_of = _totals(difference * difference if metric == "l2" else np.abs(difference))
-        found = np.sqrt(sums_of) if metric == "l2" else sums_of * (1.0 if metric == "l1" else 0.5)
+        sums = _totals(difference * difference if metric == "l2" else np.abs(difference))
+        found = np.sqrt(sums) if metric == "l2" else sums * (1.0 if metric == "l1" else 0.5)
         largest = np.finfo(np.float32).max
-        return np.where((found < largest) & np.isfinite(totals), found, largest).astype(np.float32)
+        return np.where(found < largest, found, largest).astype(np.float32)
+
+
+def _shares(totals: NDArray[Any]) -> NDArray[Any]:
+    """1 over each of `totals`, 0 for 0 and NaN for what isn't finite, in their dtype."""
+    return np.where(totals == 0, totals.dtype.type(0), 1 / totals + (totals - totals))
 
 
 def _totals(rows: NDArray[Any]) -> NDArray[np.float64]:
