@@ -84,7 +84,8 @@ def _case(records: Sequence[Record], case: str) -> dict[str, Any]:
 
 def _lost(record: Record, failure: Mapping[str, float]) -> float:
     """Return the lookups that a failure lost, as a share of all of the job."""
-    return failure["lookups"] / (failure["lookups_so_far"] / failure["samples"] * record["train_samples"])
+    lookups_of_a_sample = failure["lookups_so_far"] / failure["samples"]
+    return failure["lookups"] / (lookups_of_a_sample * float(record["train_samples"]))
 
 
 def scaling(cells: Cells) -> list[dict[str, Any]]:
