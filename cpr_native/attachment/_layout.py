@@ -71,6 +71,7 @@ _LAYOUTS: dict[type[Optimizer], Callable[[_Options], Layout]] = {
 }
 
 
+_MOST_COLUMNS = 4  # that the engine binds
 # They look at the whole weight, whatever the shape of what they keep.
 _WHOLE = tuple(
     getattr(torch.optim, name) for name in ("LBFGS", "Adafactor", "Muon") if hasattr(torch.optim, name)
@@ -82,7 +83,7 @@ def layout_of(optimizer: Optimizer, group: _Options, weight: Tensor, *, sparse: 
 
     Of a class of torch's it is what the options say, before there is any; of another what is there now.
     None where that can't be said: LBFGS, Adafactor and Muon look at the whole weight, other classes may have
-    no state yet, or some of other shapes; weights that aren't float32; momentum of sparse gradients, which
+    no state yet, or some of other shapes, or more than four tensors; weights that aren't float32; momentum of sparse gradients, which
     torch keeps as a sparse tensor.
     """
     make = _LAYOUTS.get(type(optimizer))
@@ -108,4 +109,4 @@ def _found(optimizer: Optimizer, weight: Tensor) -> Layout | None:
             isinstance(value, bool | int | float | None) or (isinstance(value, Tensor) and value.numel() == 1)
         ):
             return None
-    return tuple(columns)
+    return tuple(columns) if len(columns) <= _MOST_COLUMNS else None

@@ -142,7 +142,7 @@ def test_mfu_ranks_embeddings_beside_small_layers_that_are_saved_whole(tmp_path:
 class Signed(Optimizer):
     """Of a class nobody knows: a running mean, whose sign is the step."""
 
-    def __init__(self, params: Any, odd: bool) -> None:
+    def __init__(self, params: Any, odd: str) -> None:
         super().__init__(params, {"odd": odd})
 
     @torch.no_grad()
@@ -152,8 +152,10 @@ class Signed(Optimizer):
             state = self.state[parameter]
             if not state:
                 state.update(step=torch.tensor(0.0), mean=torch.zeros_like(parameter))
-                if self.param_groups[0]["odd"]:
+                if self.param_groups[0]["odd"] == "shape":
                     state["rows"] = torch.zeros(3)
+                if self.param_groups[0]["odd"] == "number":
+                    state.update({f"mean{i}": torch.zeros_like(parameter) for i in range(4)})
             state["step"] += 1
             state["mean"].lerp_(parameter.grad, 0.1)
             parameter.add_(state["mean"].sign(), alpha=-0.01)
@@ -162,7 +164,7 @@ class Signed(Optimizer):
 
 def test_state_of_an_unknown_optimizer_is_part_of_the_block_once_it_is_there(tmp_path: Path) -> None:
     model = MODELS["cnn"][0]()
-    optimizer = Signed(model.parameters(), odd=False)
+    optimizer = Signed(model.parameters(), odd="")
     with attach(model, blocks="rows", optimizer=optimizer) as attachment:
         assert "its state there already when attached" in str(attachment.incomplete_rows())
     step(model, optimizer, 0)
@@ -180,7 +182,12 @@ def test_state_of_an_unknown_optimizer_is_part_of_the_block_once_it_is_there(tmp
 
 
 @pytest.mark.parametrize(
-    "make", [lambda p: Signed(p, odd=True), lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2)]
+    "make",
+    [
+        lambda p: Signed(p, odd="shape"),
+        lambda p: Signed(p, odd="number"),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2),
+    ],
 )
 def test_optimizers_with_odd_state_recover_as_a_whole(make: Any, tmp_path: Path) -> None:
     model = MODELS["mlp"][0]()
