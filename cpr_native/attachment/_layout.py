@@ -83,8 +83,8 @@ def layout_of(optimizer: Optimizer, group: _Options, weight: Tensor, *, sparse: 
 
     Of a class of torch's it is what the options say, before there is any; of another what is there now.
     None where that can't be said: LBFGS, Adafactor and Muon look at the whole weight, other classes may have
-    no state yet, or some of other shapes, or more than four tensors; weights that aren't float32; momentum of sparse gradients, which
-    torch keeps as a sparse tensor.
+    no state yet, some of other shapes, or more than four tensors; weights that aren't float32; momentum of
+    sparse gradients, which torch keeps as a sparse tensor.
     """
     make = _LAYOUTS.get(type(optimizer))
     columns = _found(optimizer, weight) if make is None else make(group)
