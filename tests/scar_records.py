@@ -26,7 +26,7 @@ def write_all(folder: Path, trials: int = 40, **changed: Mapping[str, Any]) -> R
     records = Records(folder)
     for name in ("mlr-mnist", "cnn-mnist"):
         workload, data = name.split("-")
-        about = {**ABOUT, "workload": workload, "data": data, "stochastic": workload == "cnn"}
+        about = {**ABOUT, "workload": workload, "data": data, "variant": "", "stochastic": workload == "cnn"}
         about |= {"optimizer_state": workload == "cnn", "spread": 0.95 if workload == "cnn" else 0.2}
         records.write("trunk", name, 0, {"seed": 0, "made_from": "planted", **about})
         shares = {**SHARES, **changed.get(workload, {})}

@@ -1,4 +1,4 @@
-"""A convolutional network trained by Adam (MNIST), a block for each 64 parameters of a tensor."""
+"""A convolutional network trained by Adam (MNIST), a block for each 16 parameters of a tensor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CNN(GradientWorkload):
 
     name = "cnn"
     stochastic = True
-    blocks = 64
+    blocks = 16
 
     def __init__(
         self, samples: datasets.Samples, data: str, *, iterations: int, lr: float = 2e-3, batch: int = 100

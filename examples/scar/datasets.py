@@ -69,12 +69,18 @@ def generated_table(samples: int = 25_000, seed: int = 0) -> Samples:
 
 
 class Ratings:
-    """Known ratings: `users`, `items` int64 [ratings], `values` float32 [ratings], standardised."""
+    """Known ratings: `users`, `items` int64 [ratings], `values` float32 [ratings], standardised.
+
+    The same as matrices [users, items]: `known`, 1 or 0, and `table`, the values.
+    """
 
     def __init__(self, users: Tensor, items: Tensor, values: Tensor) -> None:
         self.users, self.items = users, items
         self.values = (values - values.mean()) / values.std()
         self.shape = int(users.max()) + 1, int(items.max()) + 1
+        self.known, self.table = torch.zeros(self.shape), torch.zeros(self.shape)
+        self.known[users, items] = 1.0
+        self.table[users, items] = self.values
 
 
 def read_movielens(path: Path) -> Ratings:
@@ -93,18 +99,22 @@ def read_jester(path: Path, users: int = 1000) -> Ratings:
 
 
 def generated_ratings(
-    users: int = 943, items: int = 1682, ratings: int = 100_000, rank: int = 5, seed: int = 0
+    users: int = 943, items: int = 1682, ratings: int = 100_000, rank: int = 30, seed: int = 0
 ) -> Ratings:
-    """Return ratings of low rank with noise; some users and items have many, most have few."""
+    """Return ratings with noise, made of factors that matter less and less.
+
+    Some users and items have many, most have few.
+    """
     generator = torch.Generator().manual_seed(seed)
     often = torch.outer(
         torch.rand(users, generator=generator) ** 2, torch.rand(items, generator=generator) ** 3
     )
     cells = torch.multinomial((often + 1e-3).flatten(), min(ratings, users * items // 2), generator=generator)
     user, item = cells // items, cells % items
-    left = torch.randn(users, rank, generator=generator)
+    less = 1.0 / torch.arange(1, rank + 1).sqrt()  # no end of the factors is sharp
+    left = torch.randn(users, rank, generator=generator) * less
     right = torch.randn(items, rank, generator=generator)
-    values = (left[user] * right[item]).sum(1) / rank**0.5
+    values = (left[user] * right[item]).sum(1) / 2.0
     return Ratings(user, item, values + 0.5 * torch.randn(len(values), generator=generator))
 
 

@@ -31,6 +31,7 @@ class MLR(GradientWorkload):
     """Gradient descent on the mean log loss of all samples and a quadratic penalty."""
 
     name = "mlr"
+    full = True
 
     def __init__(
         self, samples: datasets.Samples, data: str, *, iterations: int, lr: float, momentum: float = 0.0,
@@ -65,10 +66,10 @@ def mnist(folder: Path | None) -> MLR:
     return MLR(samples, "mnist", iterations=60, lr=0.1)
 
 
-def covertype(path: Path | None) -> MLR:
+def covertype(path: Path | None, momentum: float = 0.0) -> MLR:
     """Return the workload on CoverType, or on a generated table without a file."""
     samples = datasets.generated_table() if path is None else datasets.read_covertype(path)
-    return MLR(samples, "covertype", iterations=60, lr=0.5)
+    return MLR(samples, "covertype", iterations=60, lr=0.5 * (1.0 - momentum), momentum=momentum)
 
 
 if __name__ == "__main__":

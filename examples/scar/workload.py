@@ -21,15 +21,16 @@ class Workload(ABC):
     the data and random numbers depend on the number of the step and on nothing else, so that runs which
     meet different failures see the same.
 
-    `name`, `data`: for results; `iterations`: after how many the objective is good enough (K); `blocks`: as
-    `cpr_native.attach` takes them; `distance`: of a block from its last saved copy; `stochastic`: the
-    objective isn't monotone even without a failure; `aligned`: block i of each table is part of one thing
-    and is lost and saved with it; `second`: of two parameters that a step computes one from the other, the
-    second.
+    `name`, `data`, `variant`: for results; `iterations`: after how many the objective is good enough (K);
+    `blocks`: as `cpr_native.attach` takes them; `distance`: of a block from its last saved copy;
+    `stochastic`: the objective isn't monotone even without a failure; `aligned`: block i of each table is
+    part of one thing and is lost and saved with it; `second`: of two parameters that a step computes one from
+    the other, the second.
     """
 
     name: str
     data: str
+    variant = ""
     iterations: int
     blocks: Literal["rows", "tensors"] | int = "rows"
     distance: Literal["l2", "l1", "tv"] = "l2"
@@ -42,8 +43,8 @@ class Workload(ABC):
         """Return the parameters that every run begins with."""
 
     @abstractmethod
-    def step(self, model: nn.Module, optimizer: Optimizer | None, number: int) -> None:
-        """Do the step `number`, from 0, in place."""
+    def step(self, model: nn.Module, optimizer: Optimizer | None, number: int) -> Tensor | None:
+        """Do the step `number`, from 0, in place; return the objective before it if it is a by-product."""
 
     @abstractmethod
     def objective(self, model: nn.Module) -> Tensor:
@@ -59,18 +60,25 @@ class Workload(ABC):
 
 
 class GradientWorkload(Workload):
-    """A workload whose step follows the gradient of a loss."""
+    """A workload whose step follows the gradient of a loss.
+
+    `full`: the loss of every step is the objective.
+    """
+
+    full = False
 
     @abstractmethod
     def loss(self, model: nn.Module, number: int) -> Tensor:
         """Return the loss of the step `number`: [] or [forks]."""
 
-    def step(self, model: nn.Module, optimizer: Optimizer | None, number: int) -> None:
+    def step(self, model: nn.Module, optimizer: Optimizer | None, number: int) -> Tensor | None:
         """Do one step of `optimizer`; runs that are stacked have gradients of their own."""
         assert optimizer is not None
         optimizer.zero_grad()
-        self.loss(model, number).sum().backward()
+        loss = self.loss(model, number)
+        loss.sum().backward()
         optimizer.step()
+        return loss.detach() if self.full else None
 
 
 def stacked(start: Tensor, forks: int | None) -> nn.Parameter:

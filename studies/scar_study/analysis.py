@@ -16,6 +16,7 @@ from scar_study.forks import LONGEST
 Record = Mapping[str, Any]
 LEAST = 78.0
 BEST = 95.0
+KEYS = ("workload", "data", "variant")
 SHOWN = ("reduction_percent", "ci95", "corrected_percent", "corrected_ci95")
 
 
@@ -48,7 +49,7 @@ def row(about: Record, arm: str, trials: Mapping[int, Record], null: Mapping[int
     means, full_means = costs[draws].mean(-1), full[draws].mean(-1)
     known = full_means > 0
     return {
-        "workload": about["workload"], "data": about["data"], **named, "trials": len(costs),
+        **{key: about[key] for key in KEYS}, **named, "trials": len(costs),
         "iteration_cost": float(costs.mean()), "cost_ci95": interval(means),
         "rollback_cost": float(full.mean()),
         "reduction_percent": _percent(costs.mean(), full.mean()),
@@ -108,7 +109,7 @@ def goals(rows: Sequence[Record], abouts: Mapping[str, Record]) -> dict[str, Any
     """
     bars = []
     for name, about in abouts.items():
-        for lost in (0.25, 0.5):
+        for lost in (0.25, 0.5) if not about["variant"] else ():
             own = find(rows, about, part="main", policy="priority", lost=lost)
             if own is None:
                 own = dict.fromkeys((*SHOWN, "trials"))
@@ -134,7 +135,7 @@ def _surest(bar: Record) -> float:
 def find(rows: Sequence[Record], about: Record, **wanted: Any) -> dict[str, Any] | None:
     """Return the row of a workload with the wanted figures, None without one."""
     wanted = {"interval": INTERVAL, "fraction": 0.125, "of": "", "state": "restored", **wanted}
-    wanted |= {"workload": about["workload"], "data": about["data"]}
+    wanted |= {key: about[key] for key in KEYS}
     for entry in rows:
         if all(entry[key] == value for key, value in wanted.items()):
             return dict(entry)
@@ -148,7 +149,7 @@ def partial_range(rows: Sequence[Record]) -> list[dict[str, Any]]:
         for policy in POLICIES:
             own = [
                 r["reduction_percent"] for r in rows
-                if r["part"] == "main" and r["policy"] == policy and r["lost"] == lost
+                if (r["part"], r["policy"], r["lost"], r["variant"]) == ("main", policy, lost, "")
                 and r["reduction_percent"] is not None
             ]  # fmt: skip
             if own:

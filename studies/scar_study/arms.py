@@ -68,6 +68,13 @@ class Arm:
 def arms_of(trunk: Trunk) -> Iterator[Arm]:
     """Return the arms of a workload."""
     workload = trunk.workload
+    if workload.variant:
+        for lost in (0.25, 0.5):
+            for policy in ("priority", "traditional"):
+                yield Arm(part="main", policy=policy, lost=lost)
+            if trunk.states:
+                yield Arm(part="state", policy="priority", lost=lost, state="zeroed")
+        return
     for lost in LOST:
         for policy in POLICIES:
             yield Arm(part="main", policy=policy, lost=lost)

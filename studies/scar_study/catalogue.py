@@ -19,7 +19,25 @@ _MAKERS: dict[str, tuple[Callable[[Path | None], Workload], str]] = {
     "lda-newsgroups": (lda.newsgroups, "lda/20news/train.ldac.gz"),
     "cnn-mnist": (cnn.mnist, "mnist"),
 }
-NAMES = tuple(_MAKERS)
+
+
+def _fine(folder: Path | None) -> Workload:
+    workload = mlr.mnist(folder)
+    workload.blocks, workload.variant = 1, "a block for each number"
+    return workload
+
+
+def _momentum(path: Path | None) -> Workload:
+    workload = mlr.covertype(path, momentum=0.9)
+    workload.variant = "momentum 0.9"
+    return workload
+
+
+_VARIANTS: dict[str, tuple[Callable[[Path | None], Workload], str]] = {
+    "mlr-mnist-fine": (_fine, "mnist"),
+    "mlr-covertype-momentum": (_momentum, "covtype/covtype_sample_25k.csv.gz"),
+}
+NAMES = (*_MAKERS, *_VARIANTS)
 
 
 def make(name: str, data: Path | None) -> Workload:
@@ -27,5 +45,5 @@ def make(name: str, data: Path | None) -> Workload:
 
     Raises OSError where a file is missing.
     """
-    maker, place = _MAKERS[name]
+    maker, place = (_MAKERS | _VARIANTS)[name]
     return maker(None if data is None else data / place)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from scar_study.blocks import Mask, bounds
-from scar_study.crossing import STAY, WINDOW, Floats, crossing
+from scar_study.crossing import WINDOW, Floats, crossing
 from scar_study.trunk import Arrays, Trunk, state_of
 
 Restore = Literal["restored", "zeroed"]
@@ -101,10 +101,16 @@ class Stack:
             entries["step"] = torch.tensor(float(self.number))
         self.optimizer.state[parameter] = entries
 
-    def step(self) -> None:
-        """Do the next step of every run."""
-        self.workload.step(self.model, self.optimizer, self.number)
+    def step(self) -> Floats:
+        """Do the next step of every run; return their objectives before it."""
+        full = getattr(self.workload, "full", False)
+        before = None if full else self.objective()
+        found = self.workload.step(self.model, self.optimizer, self.number)
         self.number += 1
+        if before is None:
+            assert found is not None
+            before = found.numpy().astype(np.float64)
+        return before
 
     def objective(self) -> Floats:
         """Return the objective of every run."""
@@ -139,28 +145,27 @@ def run(trunk: Trunk, iteration: int, forks: Sequence[Fork]) -> list[float | Non
 
 def costs(trunk: Trunk, iteration: int, stack: Stack, count: int) -> list[float | None]:
     """Train `stack`, of `count` runs, until each has reached the target; return what `run` does."""
-    stochastic = trunk.workload.stochastic
     values = [list(trunk.objective[:iteration]) for _ in range(count)]
     found: list[float | None] = [None] * count
     active = np.arange(count)
     while len(active) and stack.number <= LONGEST * trunk.iterations:
-        done = []
-        for place, (run_, value) in enumerate(zip(active, stack.objective(), strict=True)):
-            values[run_].append(float(value))
-            if value > trunk.target and not stochastic:
-                continue
-            recent = np.array(values[run_])
-            if stochastic and (recent[-STAY:] > trunk.target).sum() > STAY // 2 + WINDOW:
-                continue
-            at = crossing(recent, trunk.target, iteration, stochastic=stochastic)
-            if at is not None:
-                found[run_] = at - trunk.reached
-                done.append(place)
-        if done:
-            left = np.delete(np.arange(len(active)), done)
+        left = []
+        for place, (number, value) in enumerate(zip(active, stack.step(), strict=True)):
+            values[number].append(float(value))
+            at = _reached(np.array(values[number]), trunk, iteration)
+            if at is None:
+                left.append(place)
+            else:
+                found[number] = at - trunk.reached
+        if len(left) < len(active):
             active = active[left]
-            if len(active):
-                stack.keep(left)
-        if len(active):
-            stack.step()
+            if left:
+                stack.keep(np.array(left))
     return found
+
+
+def _reached(values: Floats, trunk: Trunk, iteration: int) -> float | None:
+    stochastic = trunk.workload.stochastic
+    if (np.median(values[-WINDOW:]) if stochastic else values[-1]) > trunk.target:
+        return None
+    return crossing(values, trunk.target, iteration, stochastic=stochastic)

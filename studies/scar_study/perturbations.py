@@ -86,13 +86,13 @@ def _costs(
     forks = [Fork(lost=nothing > 0, saved=nothing, shift=shift) for shift in shifts]
     weights = [fork.weights(trunk, at) for fork in forks]
     stack = Stack(trunk, at, weights, [fork.states(trunk, at) for fork in forks])
-    distances, objectives = [_distances(stack, best)], [stack.objective()]
+    distances: list[Floats] = [_distances(stack, best)]
+    objectives: list[Floats] = []
     while stack.number < 3 * trunk.iterations:
+        objectives.append(stack.step())
         if (distances[-1] <= near).all() and (objectives[-1] <= trunk.target).all():
             break
-        stack.step()
         distances.append(_distances(stack, best))
-        objectives.append(stack.objective())
     found = []
     for run in range(len(forks)):
         series = [np.array([each[run] for each in values]) for values in (distances, objectives)]

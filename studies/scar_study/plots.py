@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from scar_study.analysis import KEYS
 from scar_study.sentences import PARTS, named, titled
 
 _SETTINGS = {
@@ -42,7 +43,9 @@ def plots(results: Results) -> dict[str, list[Draw]]:
     """Return the panels of every plot, by its name."""
     found: dict[str, list[Draw]] = {}
     lost = [
-        share for share in PARTS if any(r["part"] == "main" and r["lost"] == share for r in results["table"])
+        share
+        for share in PARTS
+        if any(r["part"] == "main" and r["lost"] == share and not r["variant"] for r in results["table"])
     ]
     if lost:
         found["reduction"] = [_bind(reductions, results, share) for share in lost]
@@ -70,7 +73,7 @@ def _style(policy: str) -> dict[str, Any]:
 
 def reductions(axes: Axes, results: Results, lost: float) -> None:
     """Draw every workload's reductions at a share lost, before the published ranges."""
-    names = list(results["workloads"])
+    names = [name for name, about in results["workloads"].items() if not about["variant"]]
     published = results["published"]
     axes.axvspan(*published["priority"], color="#8e5bb5", alpha=0.12, linewidth=0)
     axes.axvspan(*published["traditional"][f"{lost:g}"], color="#1f6fb2", alpha=0.12, linewidth=0)
@@ -93,7 +96,7 @@ def reductions(axes: Axes, results: Results, lost: float) -> None:
 def _main(results: Results, name: str, policy: str, lost: float) -> Results | None:
     about = results["workloads"][name]
     for row in results["table"]:
-        same = row["workload"] == about["workload"] and row["data"] == about["data"]
+        same = all(row[key] == about[key] for key in KEYS)
         if same and (row["part"], row["policy"], row["lost"]) == ("main", policy, lost) and row["ci95"]:
             return dict(row)
     return None
@@ -112,13 +115,15 @@ def by_fraction(axes: Axes, results: Results) -> None:
         own: dict[float, list[float]] = {}
         for row in results["table"]:
             at_half = row["policy"] == policy and row["lost"] == 0.5 and row["reduction_percent"] is not None
+            if row["variant"]:
+                continue
             if at_half and row["part"] in ("fraction", "main"):
                 own.setdefault(row["fraction"], []).append(row["reduction_percent"])
         points = sorted((fraction, sum(values) / len(values)) for fraction, values in own.items())
         axes.plot([x for x, _ in points], [y for _, y in points], **_style(policy))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("fraction r of the blocks a save takes, 1/2 lost")
+    axes.set_xlabel("fraction r that a save takes, 1/2 lost (C = 16; 1/16: 32)")
     axes.set_ylabel("iteration cost saved, %, mean of the workloads")
     axes.legend(frameon=False)
 
@@ -142,7 +147,8 @@ def bounded(axes: Axes, figures: Results, title: str) -> None:
 def objectives(axes: Axes, results: Results) -> None:
     """Draw how far each run without failures has come, in parts of its way."""
     lines = ("-", "--", "-.", ":")
-    for number, about in enumerate(results["workloads"].values()):
+    abouts = [about for about in results["workloads"].values() if not about["variant"]]
+    for number, about in enumerate(abouts):
         values = about["objective"]
         way = [(value - values[-1]) / (values[0] - values[-1]) for value in values[:-1]]
         axes.plot(way, lines[number % 4], color=str(0.15 * (number // 2)), label=titled(about))

@@ -12,6 +12,7 @@ from cpr_study.results import encode
 
 from scar_study import analysis
 from scar_study.arms import NULL, Arm
+from scar_study.catalogue import NAMES
 from scar_study.page import write_page
 from scar_study.published import PUBLISHED
 
@@ -31,10 +32,10 @@ def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> Non
 
 def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return all figures; parts without records are empty."""
-    abouts = {name: _about(found[0]) for name, found in records.all("trunk").items()}
-    failures = {
-        name: analysis.by_arm(found) for name, found in records.all("failures").items() if name in abouts
-    }
+    trunks = records.all("trunk")
+    abouts = {name: _about(trunks[name][0]) for name in NAMES if name in trunks}
+    found = records.all("failures")
+    failures = {name: analysis.by_arm(found[name]) for name in abouts if name in found}
     rows = [
         analysis.row(abouts[name], arm, trials, arms.get(NULL, {}))
         for name, arms in failures.items()
@@ -50,7 +51,9 @@ def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
         "ranges": analysis.partial_range(rows),
         "published": PUBLISHED,
         "bound": {name: analysis.bound_figures(found[0]) for name, found in records.all("bound").items()},
-        "drift": {name: _drift(arms, abouts[name]) for name, arms in failures.items()},
+        "drift": {
+            name: _drift(arms, abouts[name]) for name, arms in failures.items() if not abouts[name]["variant"]
+        },
         "state": {name: _state(arms) for name, arms in failures.items() if abouts[name]["optimizer_state"]},
     }
 

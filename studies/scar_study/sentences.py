@@ -23,7 +23,8 @@ PARTS = {0.25: "1/4", 0.5: "1/2", 0.75: "3/4"}
 
 def titled(about: Figures) -> str:
     """Return what the page calls a workload on its data."""
-    return f"{TITLES[about['workload']]}, {DATA[about['data']]}"
+    title = f"{TITLES[about['workload']]}, {DATA[about['data']]}"
+    return f"{title}, {about['variant']}" if about["variant"] else title
 
 
 def named(policy: str) -> str:
@@ -63,7 +64,7 @@ def goal_bar(bar: Figures, about: Figures, least: float) -> str:
     return f"{where}: missed, {figures}; {why} {least:g} %."
 
 
-def goals_text(goals: Figures) -> str:
+def goals_text(goals: Figures, abouts: Figures) -> str:
     """Say how many bars are reached."""
     reached = sum(bar["reached"] for bar in goals["bars"])
     text = (
@@ -73,11 +74,11 @@ def goals_text(goals: Figures) -> str:
     best = goals["best"]
     if best is None:
         return text
-    value = min(each for each in (best["reduction_percent"], best["corrected_percent"]) if each is not None)
+    value = min(x for x in (best["reduction_percent"], best["corrected_percent"]) if x is not None)
     word = "reached" if goals["best_reached"] else "missed"
     return (
         f"{text} Above {goals['best_percent']:g} % on one workload at 1/4 lost: {word}, the highest is "
-        f"{percent(value)} %."
+        f"{percent(value)} % ({titled(abouts[best['name']])})."
     )
 
 

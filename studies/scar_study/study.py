@@ -27,22 +27,24 @@ from scar_study.perturbations import compared
 from scar_study.trunk import Trunk, grow
 from scar_study.units import failed_after, rolled_back
 
-BOUND = ("mlr-mnist", "mlr-covertype")
-"""Workloads with one optimum, for which the bound speaks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a study is: trials at the paper's settings, those at others, perturbations of each kind."""
+    """How large a study is.
+
+    `trials`: at the paper's settings; `few`: at others; `perturbations`: of each kind; `names`: workloads;
+    `bound`: those with one optimum, for which the bound speaks.
+    """
 
     trials: int
     few: int
     perturbations: int
     names: tuple[str, ...] = NAMES
+    bound: tuple[str, ...] = ("mlr-mnist", "mlr-covertype")
 
 
 FULL = Size(trials=100, few=30, perturbations=30)
-SMALL = Size(trials=3, few=1, perturbations=2)
+SMALL = Size(trials=2, few=1, perturbations=2, bound=("mlr-covertype",))
 
 Unit = tuple[str, str, int]
 """Experiment, workload and, of failures, the iteration after which they happen."""
@@ -66,7 +68,7 @@ def units_of(size: Size, data: Path | None) -> Iterator[Unit]:
         for iteration in sorted(set(failures(trunk.iterations, size.trials))):
             yield "failures", name, iteration
         yield "trunk", name, 0
-        if name in BOUND:
+        if name in size.bound:
             yield "bound", name, 0
 
 
@@ -119,7 +121,8 @@ def _about(trunk: Trunk) -> dict[str, Any]:
     workload, last = trunk.workload, trunk.iterations
     failed = last // 2 + INTERVAL // 4
     return {
-        "workload": workload.name, "data": workload.data, "iterations": last, "target": trunk.target,
+        "workload": workload.name, "data": workload.data, "variant": workload.variant, "iterations": last,
+        "target": trunk.target,
         "reached": trunk.reached, "objective": trunk.objective[: last + 1].tolist(),
         "blocks": sum(table.rows for table in (trunk.tables[:1] if workload.aligned else trunk.tables)),
         "numbers": sum(table.rows * table.dim for table in trunk.tables),

@@ -100,7 +100,7 @@ def test_planted_study_says_its_verdicts(text: str) -> None:
     )
     assert "the estimate from the steps alone refuses: the convergence is not linear (yet)." in text
     assert "CNN, MNIST, 1/2 lost: zeroed state costs more iterations than restored state, +0.40" in text
-    assert "ranking by drift is not resolved from by the copy, +0.00" in text
+    assert "drift is not resolved from the copy, +0.00" in text
     assert "800 bytes instead of the copy's 4,000 (20.0 %)" in text
     assert "full recovery after 34 iterations costs 2.00, as the 2 expected." in text
     assert "partial alone, 1/2 lost: " in text
@@ -121,10 +121,12 @@ def test_verdict_follows_the_figures(tmp_path: Path, share: float, words: str) -
 
 
 def test_best_reduction_is_claimed_only_above_its_goal(tmp_path: Path) -> None:
-    good = collect(write_all(tmp_path / "good", mlr={"priority": 0.05}), EXTRA)["goals"]
-    bad = collect(write_all(tmp_path / "bad", mlr={"priority": 0.15}), EXTRA)["goals"]
-    assert "at 1/4 lost: reached, the highest is 97." in sentences.goals_text(good)
-    assert "at 1/4 lost: missed, the highest is 92." in sentences.goals_text(bad)
+    good = collect(write_all(tmp_path / "good", mlr={"priority": 0.05}), EXTRA)
+    bad = collect(write_all(tmp_path / "bad", mlr={"priority": 0.15}), EXTRA)
+    assert "at 1/4 lost: reached, the highest is 97." in sentences.goals_text(
+        good["goals"], good["workloads"]
+    )
+    assert "at 1/4 lost: missed, the highest is 92." in sentences.goals_text(bad["goals"], bad["workloads"])
 
 
 def test_failures_that_never_get_there_count_with_the_time_they_had(tmp_path: Path) -> None:
