@@ -72,7 +72,7 @@ class CNN(GradientWorkload):
         return self._mean(model, order[part * self._batch : (part + 1) * self._batch])
 
     def objective(self, model: nn.Module) -> Tensor:
-        parts = torch.arange(len(self._digits)).split(self._batch)
+        parts = torch.split(torch.arange(len(self._digits)), self._batch)
         return torch.stack([self._mean(model, part) for part in parts]).mean(0)
 
     def _mean(self, model: nn.Module, chosen: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def _runs(model: Assignments) -> list[tuple[NDArray[np.float32], NDArray[np.floa
     return [(topics, drawn)] if topics.ndim == 2 else list(zip(topics, drawn, strict=True))
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _word_topics(words, drawn, terms, topics):  # type: ignore[no-untyped-def]
     by_word = np.zeros((terms, topics), np.float32)
     by_topic = np.zeros(topics, np.float32)
@@ -113,7 +113,7 @@ def _word_topics(words, drawn, terms, topics):  # type: ignore[no-untyped-def]
     return by_word, by_topic
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _uniform(number, document, place):  # type: ignore[no-untyped-def]
     """A number in [0, 1) that depends on the arguments alone: splitmix64 (Steele et al., 2014)."""
     z = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
@@ -126,7 +126,7 @@ def _uniform(number, document, place):  # type: ignore[no-untyped-def]
     return np.float32(z >> np.uint64(40)) * np.float32(2.0**-24)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _sweep(words, drawn, counted, terms, alpha, beta, number):  # type: ignore[no-untyped-def]
     """Draw every word's topic, in place of `drawn` and `counted`."""
     topics = counted.shape[1]
@@ -159,7 +159,7 @@ def _sweep(words, drawn, counted, terms, alpha, beta, number):  # type: ignore[n
             drawn[document, place] = topic
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _surprise(words, drawn, counted, terms, alpha, beta):  # type: ignore[no-untyped-def]
     topics = counted.shape[1]
     by_word, by_topic = _word_topics(words, drawn, terms, topics)

@@ -61,7 +61,9 @@ class MFALS(Workload):
         by_other = other.movedim(-2, 0)
         i, j = self._upper
         squares = (by_other[..., i] * by_other[..., j]).flatten(1)
-        left = (known @ squares).view(len(known), -1, len(i))[..., self._place].unflatten(-1, (rank, rank))
+        left = (
+            (known @ squares).view(len(known), -1, len(i))[..., self._place].view(len(known), -1, rank, rank)
+        )
         right = (values @ by_other.flatten(1)).view(len(known), -1, rank, 1)
         often = known.sum(1).clamp_min(1.0).view(-1, 1, 1, 1)
         left = left + self._penalty * often * torch.eye(rank)

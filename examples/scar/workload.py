@@ -76,7 +76,7 @@ class GradientWorkload(Workload):
         assert optimizer is not None
         optimizer.zero_grad()
         loss = self.loss(model, number)
-        loss.sum().backward()
+        torch.autograd.backward(loss.sum())
         optimizer.step()
         return loss.detach() if self.full else None
 

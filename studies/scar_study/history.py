@@ -87,4 +87,5 @@ def _drift(trunk: Trunk, table: int, since: NDArray[np.int32], now: int) -> NDAr
     lengths = np.sqrt(np.square(np.diff(iterates, axis=0)).sum(-1))
     travelled = np.cumsum(np.concatenate([np.zeros((1, blocks.rows), np.float32), lengths]), axis=0)
     start = np.take_along_axis(travelled, (since - first)[None], axis=0)[0]
-    return np.maximum(travelled[-1] - start, 0.0).astype(np.float32)
+    drift: NDArray[np.float32] = np.maximum(travelled[-1] - start, 0.0).astype(np.float32)
+    return drift

@@ -106,11 +106,12 @@ def _costs(
 
 
 def _distances(stack: Stack, best: Arrays) -> Floats:
-    total = 0.0
+    total: Floats = np.zeros(1)
     for name, parameter in stack.model.named_parameters():
         there = torch.from_numpy(best[name])
         total = total + (parameter.detach().flatten(1) - there).double().square().sum(1).numpy()
-    return np.sqrt(np.asarray(total))
+    far: Floats = np.sqrt(total)
+    return far
 
 
 def _far(weights: Arrays, best: Arrays, k: int) -> float:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scar_study.analysis import KEYS
 from scar_study.sentences import PARTS, named, titled
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.hashsalt": "cpr_native", "font.size": 10.0, "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
 _STYLES = {
