@@ -74,6 +74,12 @@ class RecoveryManager(Progress):
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
         chosen: Policy = Full() if falls_back else policy
         self._tables.check(chosen)
+        counted = any(self._tables.looked_up)
+        if isinstance(loop, ClosedLoop) and chosen.recovery == "partial" and not counted:
+            raise ValueError(
+                "loop: ClosedLoop keeps a PLS, which is counted in lookups, and no table of the model has any: "
+                "use IterationLoop() with Scar()"
+            )
         self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
         self._store = store
         self._placement = self._tables.placement(job.shards)

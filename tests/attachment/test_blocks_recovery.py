@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from cpr_native import Trackers
 from cpr_native.attachment import attach
+from cpr_native.overhead import ClosedLoop
 from cpr_native.policy import Delta, Drift, Full, Mfu, Partial, Policy, Random, RoundRobin, Scar, Ssu
 
 BLOCKS: list[Any] = ["rows", "tensors", 7]
@@ -121,6 +122,17 @@ def test_policies_that_need_lookups_name_scar(policy: Policy, tmp_path: Path) ->
         ValueError, match=r"table 'inner-0-weight': .* it has none: use Scar\(fraction=0.125\)"
     ):
         manager(model, optimizer, tmp_path, policy)
+
+
+def test_a_closed_loop_wants_lookups_to_count(tmp_path: Path) -> None:
+    model = MODELS["mlp"][0]()
+    optimizer = OPTIMIZERS["adam"](model)
+    attach(model, blocks="rows", optimizer=optimizer)
+    with pytest.raises(
+        ValueError, match=r"loop: ClosedLoop keeps a PLS, .* use IterationLoop\(\) with Scar\(\)"
+    ):
+        manager(model, optimizer, tmp_path, Scar(), loop=ClosedLoop())
+    assert manager(model, optimizer, tmp_path, Full(), loop=ClosedLoop()).pls == 0
 
 
 def test_mfu_ranks_embeddings_beside_small_layers_that_are_saved_whole(tmp_path: Path) -> None:
