@@ -77,8 +77,8 @@ class RecoveryManager(Progress):
         counted = any(self._tables.looked_up)
         if isinstance(loop, ClosedLoop) and chosen.recovery == "partial" and not counted:
             raise ValueError(
-                "loop: ClosedLoop keeps a PLS, which is counted in lookups, and no table of the model has any: "
-                "use IterationLoop() with Scar()"
+                "loop: ClosedLoop keeps a PLS, which is counted in lookups, and the model has none: use "
+                "IterationLoop() with Scar()"
             )
         self.samples_per_hour = samples_per_hour or total_samples / job.total_hours
         self._store = store

@@ -45,7 +45,7 @@ class Progress(DenseMembers):
 
     @property
     def pls(self) -> float:
-        """Portion of lost lookups so far, of all lookups of the job: its PLS; 0 where nothing is looked up."""
+        """Portion of lost lookups so far, of all lookups of the job: its PLS. 0 without lookups."""
         return self._losses.pls
 
     @property

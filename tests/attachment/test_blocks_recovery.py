@@ -128,9 +128,7 @@ def test_a_closed_loop_wants_lookups_to_count(tmp_path: Path) -> None:
     model = MODELS["mlp"][0]()
     optimizer = OPTIMIZERS["adam"](model)
     attach(model, blocks="rows", optimizer=optimizer)
-    with pytest.raises(
-        ValueError, match=r"loop: ClosedLoop keeps a PLS, .* use IterationLoop\(\) with Scar\(\)"
-    ):
+    with pytest.raises(ValueError, match=r"loop: ClosedLoop keeps a PLS, .* use IterationLoop\(\)"):
         manager(model, optimizer, tmp_path, Scar(), loop=ClosedLoop())
     assert manager(model, optimizer, tmp_path, Full(), loop=ClosedLoop()).pls == 0
 
