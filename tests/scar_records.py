@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpr_study.records import Records
 from scar_study.arms import FRACTION, INTERVAL, LOST, NULL, POLICIES, Arm, rollback_cost
+from study_common.records import Records
 
 EXTRA = {"machine": {"cores": 2}, "data": {"source": "generated data"}, "command": "make scar-study"}
 # Cost of a policy in parts of what full recovery costs, at 1/2 lost; it goes with the share lost.

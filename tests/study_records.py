@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpr_study.records import Records
+from study_common.records import Records
 
 TOTAL = 100_000
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
+from study_common.pages import machine
+from study_common.records import Records
 
 from cpr_native.overhead import closed_loop_study, fit_failures, read_failure_log
 from cpr_study.experiments import quality
 from cpr_study.measured import configs, measure, overhead_percent
 from cpr_study.quality import MOST_PAPER_SEEDS, decided
-from cpr_study.records import Records
 from cpr_study.results import write_results
 from cpr_study.setups import CONFIGS
 from cpr_study.study import FULL, SMALL, Size, run_cells, samples_of
@@ -91,15 +89,6 @@ def _decide(size: Size, records: Records, data: Path | None, processes: int) -> 
         seeds = min(seeds + MORE_SEEDS, MOST_PAPER_SEEDS)
         cells = [cell for cell in quality(seeds, 0, 0) if cell.name == "paper"]
         run_cells(cells, size, records, data, processes)
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on; nothing that names the machine."""
-    return {
-        "cores": len(os.sched_getaffinity(0)), "architecture": platform.machine(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-        "torch": torch.__version__, "numpy": version("numpy"),
-    }  # fmt: skip
 
 
 def _log_described(path: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from study_common.inference import Floats, interval, resamples, summary
 
-from cpr_study.inference import Floats, interval, resamples, summary
 from cpr_study.quality import cases_of, column
 
 Record = Mapping[str, Any]

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from study_common.pages import Draw, Results
 
 from cpr_study.sensitivity import VARIED
 from cpr_study.sentences import UNIT, named
 
-_SETTINGS: Any = {
-    "svg.hashsalt": "cpr_native",
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 _STYLES = {
     "partial": ("o", "-", "#1f6fb2"), "partial_small": ("X", "-", "#6aa5d8"),
     "delta_partial": ("s", "--", "#555555"),
@@ -27,22 +19,6 @@ _STYLES = {
 }  # fmt: skip
 _OTHER = ("x", ":", "black")
 _LAWS = {"constant": "one MTBF", "inverse": "MTBF inverse to shards"}
-Results = Mapping[str, Any]
-Draw = Callable[[Axes], None]
-
-
-def draw(results: Results, folder: Path) -> list[str]:
-    """Write all plots that `results` has figures for to `folder`; return their names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with mpl.rc_context(_SETTINGS):
-        for name, panels in plots(results).items():
-            figure = Figure(figsize=(4.5 * max(2, len(panels)) - 1.0, 4.0), layout="constrained")
-            for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-                panel(axes)
-            figure.savefig(folder / f"cpr_{name}.svg", metadata={"Date": None})
-            written.append(name)
-    return written
 
 
 def plots(results: Results) -> dict[str, list[Draw]]:

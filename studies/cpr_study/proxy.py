@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from study_common.inference import Floats, correlations, interval, ranks, resamples
 
-from cpr_study.inference import Floats, correlations, interval, ranks, resamples
 from cpr_study.quality import cases_of
 
 Record = Mapping[str, Any]

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from cpr_native.overhead import (
-    Preset,
-    full_overhead,
-    optimal_full_interval,
-    partial_interval,
-    partial_overhead,
-)
-from cpr_study.inference import (
+from study_common.inference import (
     Floats,
     excludes_zero,
     holm,
@@ -23,6 +15,14 @@ from cpr_study.inference import (
     resamples,
     seeds_needed,
     summary,
+)
+
+from cpr_native.overhead import (
+    Preset,
+    full_overhead,
+    optimal_full_interval,
+    partial_interval,
+    partial_overhead,
 )
 from cpr_study.setups import CONFIGS, SETUPS
 

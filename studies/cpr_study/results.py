@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from study_common import pages
+from study_common.records import Records
 
 from cpr_study import budget, proxy, quality, sensitivity
 from cpr_study.page import write_page
-from cpr_study.records import Records
 from cpr_study.setups import SETUPS
 
 LEAST_PROXY_SEEDS = 20
-DIGITS = 6
 
 
 def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> None:
@@ -36,17 +33,7 @@ def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> Non
         OSError: a file can't be written.
         ValueError: a figure is not finite.
     """
-    results = collect(records, extra)
-    folder = docs / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpr.json").write_text(encode(results), encoding="utf-8")
-    write_page(json.loads(encode(results)), docs)
-
-
-def encode(results: Mapping[str, Any]) -> str:
-    """Return the text of a result file, a list of figures on one line; ValueError for NaN and infinity."""
-    text = json.dumps(_rounded(results), indent=1, allow_nan=False)
-    return re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+    pages.write_results(collect(records, extra), docs, "cpr", write_page)
 
 
 def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,16 +129,3 @@ def _proxies(records: list[dict[str, Any]]) -> dict[str, Any]:
     if too_few:
         judged |= {"better": [], "planner": None}
     return {"proxy": entries, "proxy_verdict": judged | {"too_few": too_few, "seeds": len(records)}}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    if isinstance(value, float | np.floating):
-        short = float(f"{value:.{DIGITS}g}")
-        return int(short) if short.is_integer() and abs(short) < 1e15 else short
-    return int(value) if isinstance(value, np.integer) else value

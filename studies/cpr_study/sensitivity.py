@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from study_common.inference import summary
+
 from cpr_native.overhead import (
     KAGGLE,
     Job,
@@ -14,7 +16,6 @@ from cpr_native.overhead import (
     partial_interval,
     partial_overhead,
 )
-from cpr_study.inference import summary
 from cpr_study.quality import auc_change, cases_of, column
 
 Record = Mapping[str, Any]

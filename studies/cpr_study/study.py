@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from study_common.records import Records, fingerprint
+from study_common.runner import Unit, run_pending
 
 from cpr_native.overhead import FailureLog
 from cpr_study.experiments import Cell, budgets, controls, proxies, quality, sensitivity
-from cpr_study.records import Records, fingerprint
 from cpr_study.runs import Run
 from cpr_study.setups import SETUPS, Samples, read_samples
 
@@ -82,27 +72,13 @@ def run_cells(cells: Sequence[Cell], size: Size, records: Records, data: Path | 
     _cells.update({(cell.experiment, cell.name): cell for cell in cells})
     units = [(cell.experiment, cell.name, seed) for cell in cells for seed in cell.seeds]
     missing = [unit for unit in units if records.read(*unit, _made_from(*unit)) is None]
-    pending: dict[str, list[tuple[str, str, int]]] = {}
+    pending: dict[str, list[Unit]] = {}
     for unit in missing:
         pending.setdefault(_made_from(*unit), []).append(unit)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("study", total=len(units), completed=len(units) - len(missing))
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(
-            processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            futures = {pool.submit(_unit, *same[0]): same for same in pending.values()}
-            for future in as_completed(futures):
-                for unit in futures[future]:
-                    records.write(*unit, {**future.result(), **_named(*unit)})
-                    progress.update(task, advance=1, description=" ".join(unit[:2]))
+    run_pending(
+        pending, _unit, lambda unit, record: records.write(*unit, {**record, **_named(*unit)}),
+        total=len(units), processes=processes,
+    )  # fmt: skip
 
 
 def _made_from(experiment: str, name: str, seed: int) -> str:
@@ -122,7 +98,8 @@ def _named(experiment: str, name: str, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _unit(experiment: str, name: str, seed: int) -> dict[str, Any]:
+def _unit(unit: Unit) -> dict[str, Any]:
+    experiment, name, seed = unit
     cell = _cells[experiment, name]
     run = Run(
         cell.setup, _samples[cell.setup.name], seed=seed, cases=cell.cases(seed),

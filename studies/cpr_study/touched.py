@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from study_common.records import Records
 
 from cpr_native.overhead import Job, partial_interval
 from cpr_native.policy import prioritised_tables
-from cpr_study.records import Records
 from cpr_study.setups import SETUPS, Samples
 
 LEAST = 2.0

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import click
-from cpr_study.__main__ import machine
-from cpr_study.records import Records
+from study_common.pages import machine
+from study_common.records import Records
 
 from scar_study.results import write_results
 from scar_study.study import FULL, SMALL, run_units

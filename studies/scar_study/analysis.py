@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from cpr_study.inference import Floats, interval, resamples
 from numpy.typing import NDArray
+from study_common.inference import Floats, interval, resamples
 
 from scar_study.arms import INTERVAL, LOST, POLICIES, rollback_cost
 from scar_study.forks import LONGEST

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from study_common.pages import Draw, Results
 
 from scar_study.analysis import KEYS
 from scar_study.sentences import PARTS, named, titled
 
-_SETTINGS: Any = {
-    "svg.hashsalt": "cpr_native", "font.size": 10.0, "axes.spines.top": False, "axes.spines.right": False,
-}  # fmt: skip
 _STYLES = {
     "priority": ("P", "-", "#8e5bb5"), "traditional": ("o", "--", "#1f6fb2"), "random": ("v", ":", "#999999"),
     "round_robin": ("<", ":", "#bbbbbb"), "drift": ("*", "-", "#b5483a"),
 }  # fmt: skip
 _KINDS = {"random": ("o", "#1f6fb2"), "adversarial": ("^", "#b5483a"), "reset": ("s", "#3a8f4f")}
-Results = Mapping[str, Any]
-Draw = Callable[[Axes], None]
-
-
-def draw(results: Results, folder: Path) -> list[str]:
-    """Write all plots that `results` has figures for to `folder`; return their names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with mpl.rc_context(_SETTINGS):
-        for name, panels in plots(results).items():
-            figure = Figure(figsize=(4.8 * len(panels), 4.4), layout="constrained")
-            for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-                panel(axes)
-            figure.savefig(folder / f"scar_{name}.svg", metadata={"Date": None})
-            written.append(name)
-    return written
 
 
 def plots(results: Results) -> dict[str, list[Draw]]:

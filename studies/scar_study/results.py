@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpr_study.records import Records
-from cpr_study.results import encode
+from study_common import pages
+from study_common.records import Records
 
 from scar_study import analysis
 from scar_study.arms import NULL, Arm
@@ -23,11 +22,7 @@ def write_results(records: Records, docs: Path, extra: Mapping[str, Any]) -> Non
     `extra`: `machine`, `data` and `command`, facts for the page. Raises OSError where a file can't be
     written, ValueError for a figure that is not finite.
     """
-    text = encode(collect(records, extra))
-    folder = docs / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scar.json").write_text(text, encoding="utf-8")
-    write_page(json.loads(text), docs)
+    pages.write_results(collect(records, extra), docs, "scar", write_page)
 
 
 def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:

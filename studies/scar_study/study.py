@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from cpr_study.records import Records, fingerprint
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from study_common.records import Records, fingerprint
+from study_common.runner import Unit, run_pending
 
 from scar_study.arms import INTERVAL, arms_of, failures
 from scar_study.catalogue import NAMES, make
@@ -46,9 +38,6 @@ class Size:
 FULL = Size(trials=100, few=30, perturbations=30)
 SMALL = Size(trials=2, few=1, perturbations=2, bound=("mlr-covertype",))
 
-Unit = tuple[str, str, int]
-"""Experiment, workload and, of failures, the iteration after which they happen."""
-
 # Grown before the workers are forked, and inherited by them.
 _trunks: dict[str, Trunk] = {}
 
@@ -63,7 +52,7 @@ def trunks_of(size: Size, data: Path | None) -> dict[str, Trunk]:
 
 
 def units_of(size: Size, data: Path | None) -> Iterator[Unit]:
-    """Return all units."""
+    """Return all units: the number of a failure is the iteration after which it happens."""
     for name, trunk in trunks_of(size, data).items():
         for iteration in sorted(set(failures(trunk.iterations, size.trials))):
             yield "failures", name, iteration
@@ -79,23 +68,15 @@ def run_units(size: Size, records: Records, data: Path | None, processes: int) -
         OSError: data can't be read or a record not be written.
     """
     units = list(units_of(size, data))
-    pending = [unit for unit in units if records.read(*unit, _made_from(unit, size)) is None]
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    missing = [unit for unit in units if records.read(*unit, _made_from(unit, size)) is None]
+
+    def write(unit: Unit, record: dict[str, Any]) -> None:
+        records.write(*unit, {"made_from": _made_from(unit, size), "seed": unit[2], **record})
+
+    run_pending(
+        {unit: [unit] for unit in missing}, partial(_unit, size=size), write, total=len(units),
+        processes=processes,
     )  # fmt: skip
-    with Progress(*columns) as progress:
-        task = progress.add_task("study", total=len(units), completed=len(units) - len(pending))
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(
-            processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            futures = {pool.submit(_unit, unit, size): unit for unit in pending}
-            for future in as_completed(futures):
-                unit = futures[future]
-                made = {"made_from": _made_from(unit, size), "seed": unit[2]}
-                records.write(*unit, made | future.result())
-                progress.update(task, advance=1, description=f"{unit[0]} {unit[1]}")
 
 
 def _made_from(unit: Unit, size: Size) -> str:

@@ -9,8 +9,8 @@ import pytest
 from cpr_study import study
 from cpr_study.experiments import Cell, recorded, sensitivity, stratified
 from cpr_study.measured import POLICIES, configs, measure
-from cpr_study.records import Records
 from cpr_study.setups import SETUPS, STRESS
+from study_common.records import Records
 
 from cpr_native.overhead import FailureLog, Job
 

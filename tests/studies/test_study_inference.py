@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpr_study import inference
 from scipy import stats
+from study_common import inference
 
 
 def test_summary_by_hand() -> None:

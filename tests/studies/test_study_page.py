@@ -11,8 +11,9 @@ from typing import Any
 import jinja2
 import pytest
 from cpr_study import page, sentences
-from cpr_study.records import Records
-from cpr_study.results import collect, encode, write_results
+from cpr_study.results import collect, write_results
+from study_common.pages import encode
+from study_common.records import Records
 from study_records import EXTRA, write_all
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
