@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+Real = TypeVar("Real", np.float32, np.float64)
 Blocks = Literal["rows", "tensors"] | int
 
 
@@ -31,7 +32,7 @@ class BlockTable:
         """Number of blocks: what a policy reads of a table."""
         return self.rows
 
-    def of(self, flat: NDArray[np.float32]) -> NDArray[np.float32]:
+    def of(self, flat: NDArray[Real]) -> NDArray[Real]:
         """Return the blocks, [..., rows, dim], aliased, of an array [..., elements of the parameter]."""
         end = self.begin + self.rows * self.dim
         return flat[..., self.begin : end].reshape(*flat.shape[:-1], self.rows, self.dim)

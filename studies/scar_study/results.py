@@ -49,6 +49,7 @@ def collect(records: Records, extra: Mapping[str, Any]) -> dict[str, Any]:
         "drift": {
             name: _drift(arms, abouts[name]) for name, arms in failures.items() if not abouts[name]["variant"]
         },
+        "pays": {name: _pays(arms) for name, arms in failures.items() if not abouts[name]["variant"]},
         "state": {name: _state(arms) for name, arms in failures.items() if abouts[name]["optimizer_state"]},
     }
 
@@ -68,6 +69,20 @@ def _drift(arms: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
     }
     blocks, numbers = about["blocks"], about["numbers"]
     return {"more": found, "copy_bytes": 4 * numbers, "drift_bytes": 8 * blocks}
+
+
+def _pays(arms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other saves cost more than priority, by policy and share lost."""
+    return {
+        policy: {
+            f"{lost:g}": analysis.difference(
+                arms.get(Arm(part="main", policy="priority", lost=lost).name, {}),
+                arms.get(Arm(part="main", policy=policy, lost=lost).name, {}),
+            )
+            for lost in (0.25, 0.5)
+        }
+        for policy in ("traditional", "round_robin")
+    }
 
 
 def _state(arms: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def why_missed(about: Figures, row: Figures) -> str:
     if abs(measured - lag) <= 0.25 * max(measured, lag):
         return text + " The lag explains the cost."
     if measured > lag:
-        return text + " The mixture of old and new blocks costs more than the lag along the way."
-    return text + " Part of the lag is made good without cost."
+        return text + " The lag does not explain the cost: blocks of different ages disturb each other."
+    return text + " The lag would cost more: part of it is made good sooner."
 
 
 def against_published(ranges: Sequence[Figures], published: Figures) -> list[str]:

@@ -104,6 +104,9 @@ def test_planted_study_says_its_verdicts(text: str) -> None:
     assert "800 bytes instead of the copy's 4,000 (20.0 %)" in text
     assert "full recovery after 34 iterations costs 2.00, as the 2 expected." in text
     assert "partial alone, 1/2 lost: " in text
+    assert (
+        "Logistic regression, MNIST, 1/2 lost: partial alone costs more iterations than priority, +2." in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,11 @@ def test_a_missing_figure_is_an_error(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("lag", "cost", "words"),
-    [(1.0, 1.1, "The lag explains the cost"), (1.0, 2.0, "costs more than the lag"), (2.0, 1.0, "made good")],
+    [
+        (1.0, 1.1, "The lag explains the cost"),
+        (1.0, 2.0, "does not explain the cost"),
+        (2.0, 1.0, "is made good sooner"),
+    ],
 )
 def test_sentence_of_the_reason_follows_the_lag(
     results: dict[str, Any], lag: float, cost: float, words: str
