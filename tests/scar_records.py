@@ -13,7 +13,8 @@ EXTRA = {"machine": {"cores": 2}, "data": {"source": "generated data"}, "command
 # Cost of a policy in parts of what full recovery costs, at 1/2 lost; it goes with the share lost.
 SHARES = {"priority": 0.1, "random": 0.6, "round_robin": 0.5, "traditional": 0.5, "drift": 0.1}
 ABOUT: dict[str, Any] = {
-    "iterations": 60, "target": 0.5, "reached": 60.0, "blocks": 100, "numbers": 1000, "distance": "l2",
+    "iterations": 60, "size": "1,000 samples",
+    "target": 0.5, "reached": 60.0, "blocks": 100, "numbers": 1000, "distance": "l2",
     "stochastic": False, "second": "", "optimizer_state": False, "spread": 0.2,
     "objective": [2.0 - 0.025 * k for k in range(61)],
     "rollback": {"failed": 34, "expected": 2, "measured": 2.0},
@@ -49,7 +50,7 @@ def write_all(folder: Path, trials: int = 40, **changed: Mapping[str, Any]) -> R
         for n in range(1, 6)
     ]
     estimate = {"supported": False, "reason": "the convergence is not linear (yet)", "c": None}
-    bound = {"points": points, "c": 0.99, "distance": 3.0, "iteration": 30, "estimate": estimate}
+    bound = {"points": points, "c": 0.99, "distance": 3.0, "left": 0.3, "iteration": 30, "estimate": estimate}
     records.write("bound", "mlr-mnist", 0, {"seed": 0, "made_from": "planted", **bound})
     return records
 

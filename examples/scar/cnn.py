@@ -56,6 +56,7 @@ class CNN(GradientWorkload):
         self, samples: datasets.Samples, data: str, *, iterations: int, lr: float = 2e-3, batch: int = 100
     ) -> None:
         self.data, self.iterations = data, iterations
+        self.size = f"{len(samples[0]):,} images"
         self._images = samples[0].view(-1, 1, 28, 28)
         self._digits = samples[1]
         self._lr, self._batch = lr, batch

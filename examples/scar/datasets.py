@@ -78,6 +78,7 @@ class Ratings:
         self.users, self.items = users, items
         self.values = (values - values.mean()) / values.std()
         self.shape = int(users.max()) + 1, int(items.max()) + 1
+        self.described = f"{len(values):,} ratings of {self.shape[0]:,} users and {self.shape[1]:,} items"
         self.known, self.table = torch.zeros(self.shape), torch.zeros(self.shape)
         self.known[users, items] = 1.0
         self.table[users, items] = self.values
@@ -136,10 +137,13 @@ class Documents:
 def read_ldac(path: Path, documents: int | None = None, frequent: int = 0) -> Documents:
     """Return documents in LDA-C's format (`N id:count ...` a line), gzipped or not.
 
-    The first `documents` of them, all for None, without the `frequent` terms that most documents have.
+    `documents` of them, evenly spaced (they may be in the order of their classes), all for None; without the
+    `frequent` terms that most documents have.
     """
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    lines = text.decode("ascii").splitlines()[:documents]
+    lines = text.decode("ascii").splitlines()
+    if documents is not None:
+        lines = lines[:: max(1, len(lines) // documents)][:documents]
     pairs = [
         np.array([pair.split(":") for pair in line.split()[1:]], np.int64).reshape(-1, 2) for line in lines
     ]

@@ -58,6 +58,9 @@ class LDA(Workload):
         alpha: float = 0.1, beta: float = 0.05,
     ) -> None:  # fmt: skip
         self.data, self.iterations = data, iterations
+        self.size = (
+            f"{documents.tokens:,} words of {documents.terms:,} terms in {len(documents.words)} documents"
+        )
         self._documents, self._topics, self._alpha, self._beta = documents, topics, alpha, beta
         words = documents.words
         drawn = np.random.default_rng(1).integers(topics, size=words.shape).astype(np.float32)

@@ -37,6 +37,7 @@ class MFALS(Workload):
         self, ratings: datasets.Ratings, data: str, *, iterations: int, rank: int = 5, penalty: float = 0.02
     ) -> None:
         self.data, self.iterations = data, iterations
+        self.size = ratings.described
         self._ratings, self._rank, self._penalty = ratings, rank, penalty
         known, values = ratings.known, ratings.table
         self._known, self._values = known, values

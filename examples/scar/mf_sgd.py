@@ -24,6 +24,7 @@ class MFSGD(GradientWorkload):
         rank: int = 5, penalty: float = 0.02, parts: int = 5,
     ) -> None:  # fmt: skip
         self.data, self.iterations = data, iterations
+        self.size = ratings.described
         self._ratings, self._rank, self._penalty, self._parts = ratings, rank, penalty, parts
         self._lr, self._momentum = lr, momentum
 

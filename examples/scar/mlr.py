@@ -40,6 +40,7 @@ class MLR(GradientWorkload):
         self.data = data
         self.iterations = iterations
         features, self._classes = samples
+        self.size = f"{len(features):,} samples of {features.shape[1]} features"
         self._x = torch.cat([features.T, torch.ones(1, len(features))])
         self._lr, self._momentum, self._penalty = lr, momentum, penalty
 

@@ -21,16 +21,17 @@ class Workload(ABC):
     the data and random numbers depend on the number of the step and on nothing else, so that runs which
     meet different failures see the same.
 
-    `name`, `data`, `variant`: for results; `iterations`: after how many the objective is good enough (K);
-    `blocks`: as `cpr_native.attach` takes them; `distance`: of a block from its last saved copy;
-    `stochastic`: the objective isn't monotone even without a failure; `aligned`: block i of each table is
-    part of one thing and is lost and saved with it; `second`: of two parameters that a step computes one from
-    the other, the second.
+    `name`, `data`, `variant`, `size` (of the data, in words): for results; `iterations`: after how many the
+    objective is good enough (K); `blocks`: as `cpr_native.attach` takes them; `distance`: of a block from its
+    last saved copy; `stochastic`: the objective isn't monotone even without a failure; `aligned`: block i of
+    each table is part of one thing and is lost and saved with it; `second`: of two parameters that a step
+    computes one from the other, the second.
     """
 
     name: str
     data: str
     variant = ""
+    size = ""
     iterations: int
     blocks: Literal["rows", "tensors"] | int = "rows"
     distance: Literal["l2", "l1", "tv"] = "l2"

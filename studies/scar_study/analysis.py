@@ -169,6 +169,6 @@ def bound_figures(record: Record) -> dict[str, Any]:
             "mean_share": float(np.mean([p["cost"] / p["bound"] for p in own])) if own else None,
         })  # fmt: skip
     return {
-        **{key: record[key] for key in ("c", "distance", "iteration", "estimate", "points")},
+        **{key: record[key] for key in ("c", "distance", "left", "iteration", "estimate", "points")},
         "kinds": kinds,
     }

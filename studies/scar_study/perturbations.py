@@ -55,7 +55,7 @@ def compared(trunk: Trunk, count: int) -> dict[str, Any]:
     steps = [_step(trunk, k) for k in range(trunk.iterations + 1)]
     estimate = contraction_of_steps(steps)
     return {
-        "points": points, "c": c, "distance": far[0], "iteration": at,
+        "points": points, "c": c, "distance": far[0], "left": far[-1] / far[0], "iteration": at,
         "estimate": {"supported": estimate.supported, "reason": estimate.reason,
                      "c": estimate.c.value if estimate.supported else None},
     }  # fmt: skip

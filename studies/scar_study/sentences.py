@@ -148,10 +148,14 @@ def bound_text(about: Figures, figures: Figures) -> list[str]:
 def estimate_text(about: Figures, figures: Figures) -> str:
     """Say what the online estimate of c makes of the run."""
     estimate = figures["estimate"]
-    known = f"{titled(about)}: c = {figures['c']:.4f} is the slowest step's"
+    known = (
+        f"{titled(about)}: c = {figures['c']:.4f} is the slowest step's, with which "
+        f"{figures['c'] ** about['iterations']:.2f} of the distance would be left after K iterations; "
+        f"{figures['left']:.2f} is"
+    )
     if estimate["supported"]:
-        return f"{known}; estimated from the steps alone, {estimate['c']:.4f}."
-    return f"{known}; the estimate from the steps alone refuses: {estimate['reason']}."
+        return f"{known}. The estimate from the steps alone is {estimate['c']:.4f}."
+    return f"{known}. The estimate from the steps alone refuses: {estimate['reason']}."
 
 
 def difference_text(about: Figures, lost: str, entry: Figures | None, what: str, than: str) -> str:

@@ -103,7 +103,7 @@ def _about(trunk: Trunk) -> dict[str, Any]:
     failed = last // 2 + INTERVAL // 4
     return {
         "workload": workload.name, "data": workload.data, "variant": workload.variant, "iterations": last,
-        "target": trunk.target,
+        "size": workload.size, "target": trunk.target,
         "reached": trunk.reached, "objective": trunk.objective[: last + 1].tolist(),
         "blocks": sum(table.rows for table in (trunk.tables[:1] if workload.aligned else trunk.tables)),
         "numbers": sum(table.rows * table.dim for table in trunk.tables),

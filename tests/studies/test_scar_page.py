@@ -98,7 +98,7 @@ def test_planted_study_says_its_verdicts(text: str) -> None:
     assert (
         "adversarial: 0 of 5 cost at most the bound, on average 125 % of it; the worst exceeds it by" in text
     )
-    assert "the estimate from the steps alone refuses: the convergence is not linear (yet)." in text
+    assert "The estimate from the steps alone refuses: the convergence is not linear (yet)." in text
     assert "CNN, MNIST, 1/2 lost: zeroed state costs more iterations than restored state, +0.40" in text
     assert "drift is not resolved from the copy, +0.00" in text
     assert "800 bytes instead of the copy's 4,000 (20.0 %)" in text
