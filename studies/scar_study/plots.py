@@ -65,7 +65,7 @@ def reductions(axes: Axes, results: Results, lost: float) -> None:
     axes.set_yticks(
         [len(names) - n - 0.25 for n in range(len(names))], [titled(results["workloads"][n]) for n in names]
     )
-    axes.set_xlim(-55, 115)
+    axes.set_xlim(-55, 135)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_xlabel("iteration cost saved, % of full recovery, 95 %")
     axes.set_title(f"{PARTS[lost]} lost (bands: published)")
