@@ -82,8 +82,8 @@ def goals_text(goals: Figures, abouts: Figures) -> str:
     )
 
 
-def why_missed(about: Figures, row: Figures) -> str:
-    """Explain a reduction by how the run moves."""
+def why_missed(about: Figures, row: Figures, alone: Figures | None) -> str:
+    """Explain a reduction by how the run moves; `alone`: the same of copies that are of one age."""
     measured, lag, full = row["iteration_cost"], row["lag_cost"], row["rollback_cost"]
     text = (
         f"{titled(about)}, {PARTS[row['lost']]} lost: the failures set the run back by {lag:.2f} of its own "
@@ -95,7 +95,15 @@ def why_missed(about: Figures, row: Figures) -> str:
     if abs(measured - lag) <= 0.25 * max(measured, lag):
         return text + " The lag explains the cost."
     if measured > lag:
-        return text + " The lag does not explain the cost: blocks of different ages disturb each other."
+        text += " The lag does not explain the cost"
+        if alone is None:
+            return text + "."
+        of_one_age, set_back = alone["iteration_cost"], alone["lag_cost"]
+        compared = (
+            f"copies of one age (partial alone) set it back by {set_back:.2f} and cost {of_one_age:.2f}"
+        )
+        dearer = of_one_age - set_back < measured - lag
+        return f"{text}: {compared}{', so blocks of different ages disturb each other' if dearer else ''}."
     return text + " The lag would cost more: part of it is made good sooner."
 
 

@@ -161,16 +161,20 @@ def test_a_missing_figure_is_an_error(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lag", "cost", "words"),
+    ("lag", "cost", "alone", "words", "disturb"),
     [
-        (1.0, 1.1, "The lag explains the cost"),
-        (1.0, 2.0, "does not explain the cost"),
-        (2.0, 1.0, "is made good sooner"),
+        (1.0, 1.1, 3.0, "The lag explains the cost", False),
+        (1.0, 2.0, 3.1, "does not explain the cost: copies of one age", True),
+        (1.0, 2.0, 4.5, "does not explain the cost: copies of one age", False),
+        (2.0, 1.0, 3.0, "is made good sooner", False),
     ],
 )
 def test_sentence_of_the_reason_follows_the_lag(
-    results: dict[str, Any], lag: float, cost: float, words: str
+    results: dict[str, Any], lag: float, cost: float, alone: float, words: str, disturb: bool
 ) -> None:
     about = results["workloads"]["mlr-mnist"]
     row = {"iteration_cost": cost, "lag_cost": lag, "rollback_cost": 7.0, "lost": 0.5}
-    assert words in sentences.why_missed(about, row)
+    text = sentences.why_missed(about, row, {**row, "iteration_cost": alone, "lag_cost": 3.0})
+    assert words in text
+    assert ("disturb each other" in text) is disturb
+    assert "disturb" not in sentences.why_missed(about, row, None)
