@@ -6,7 +6,7 @@ Every function checks its arguments before anything is written or counted and re
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -386,6 +386,15 @@ class Collection:
         """
     def close(self) -> None: ...
 
+class SystemCalls(Protocol):
+    """The system calls that write and read segments; each raises OSError. Called by any thread."""
+    def open(self, path: str, flags: int, mode: int) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def fdatasync(self, fd: int) -> None: ...
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int: ...
+    def pread(self, fd: int, size: int, offset: int) -> bytes: ...
+
 class SegmentTensor:
     """One tensor of a segment, gathered from `pieces` laid end to end along dimension 0."""
     def __init__(self, name: str, dtype: str, shape: Sequence[int], pieces: Sequence[TensorRef]) -> None: ...
@@ -394,9 +403,16 @@ class SegmentFile:
     """A new file that holds `tensors`, written by the constructor and removed again unless it is synced.
 
     `path` must not exist. `metadata` gets the CRC-32C of each tensor beside it. `size`: bytes of the file;
-    `crc`: its CRC-32C. Raises ValueError for a repeated name, OSError.
+    `crc`: its CRC-32C. `system`: what is called in place of the operating system, see `SystemCalls`.
+    Raises ValueError for a repeated name, OSError.
     """
-    def __init__(self, path: str, tensors: Sequence[SegmentTensor], metadata: dict[str, str]) -> None: ...
+    def __init__(
+        self,
+        path: str,
+        tensors: Sequence[SegmentTensor],
+        metadata: dict[str, str],
+        system: SystemCalls | None = None,
+    ) -> None: ...
     @property
     def size(self) -> int: ...
     @property
@@ -407,15 +423,21 @@ class SegmentFile:
         Raises OSError, and the file is removed then; ValueError the second time.
         """
 
-def read_sections(sections: Sequence[tuple[int, int, int, TensorRef | None]], threads: int) -> list[int]:
+def read_sections(
+    sections: Sequence[tuple[int, int, int, TensorRef | None]],
+    threads: int,
+    system: SystemCalls | None = None,
+) -> list[int]:
     """Return the CRC-32C, or a negative errno, of each section (open file, offset, bytes, memory).
 
-    The bytes go to the memory, where one is given; -EIO for a file that ends before.
+    The bytes go to the memory, where one is given; -EIO for a file that ends before. `system`: see
+    `SegmentFile`.
     """
 
 def load_stored_rows(
     stored: Sequence[tuple[Collection, int, int, str, str, int, tuple[int, int, int], tuple[int, int], bool]],
     threads: int,
+    system: SystemCalls | None = None,
 ) -> list[tuple[int, int, int]]:
     """Write rows from open files into tables, as `Collection.load_rows` does, by several threads.
 

@@ -217,7 +217,7 @@ class ChainSave:
         close_parts(self._parts)
         manifests, segments = self._chain / naming.MANIFESTS, self._chain / naming.SEGMENTS
         sequence = self.manifest.sequence
-        if (manifests / naming.manifest_name(sequence)).exists():
+        if files.exists(manifests / naming.manifest_name(sequence)):
             return  # an error after the link: the commit may be durable, so its segments stay
         with suppress(OSError):  # what cannot be removed is left to the next writer
             files.remove(manifests / naming.temporary_name(sequence))

@@ -1,4 +1,4 @@
-"""The store's system calls but the segment writer's. Reads refuse links; a write is durable on return."""
+"""What the store does with files but segments. Reads refuse links; a write is durable on return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native.errors import CorruptionError
+from cpr_native.store import system
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DAMAGE = (
@@ -31,38 +32,58 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def make_directory(path: Path) -> None:
     """Creates `path` and its missing parents; each new entry is synced. Raises OSError."""
-    if path.is_dir():
+    if _is_directory(path):
         return
     make_directory(path.parent)
     try:
-        path.mkdir()
+        system.current().mkdir(str(path))
     except FileExistsError:
-        if not path.is_dir():
+        if not _is_directory(path):
             raise
     sync_directory(path.parent)
 
 
+def _is_directory(path: Path) -> bool:
+    try:
+        descriptor = system.current().open(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    system.current().close(descriptor)
+    return True
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file of that name, a link too; raises OSError when that can't be said."""
+    try:
+        system.current().lstat(str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def sync_directory(path: Path) -> None:
     """Makes the entries of a directory durable; raises OSError with its path."""
-    descriptor = os.open(path, _READ | os.O_DIRECTORY)
+    calls = system.current()
+    descriptor = calls.open(str(path), _READ | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        calls.fsync(descriptor)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        os.close(descriptor)
+        calls.close(descriptor)
 
 
 def list_directory(path: Path) -> list[str]:
     """Returns the sorted names in a directory, none if it does not exist; a link to one raises OSError."""
+    calls = system.current()
     try:
-        descriptor = os.open(path, _READ | os.O_DIRECTORY)
+        descriptor = calls.open(str(path), _READ | os.O_DIRECTORY)
     except FileNotFoundError:
         return []
     try:
-        return sorted(os.listdir(descriptor))
+        return sorted(calls.listdir(descriptor))
     finally:
-        os.close(descriptor)
+        calls.close(descriptor)
 
 
 @contextmanager
@@ -73,17 +94,18 @@ def opened(path: Path, max_size: int) -> Iterator[tuple[int, int]]:
     no regular file, over `max_size` bytes, unreadable on its disk), or OSError with `path` for what says
     nothing about the file (permission, descriptors, memory).
     """
+    calls = system.current()
     try:
-        descriptor = os.open(path, _READ | os.O_NONBLOCK)
+        descriptor = calls.open(str(path), _READ | os.O_NONBLOCK)
         try:
-            status = os.fstat(descriptor)
+            status = calls.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "expected a regular file")
             if status.st_size > max_size:
                 raise OSError(errno.EFBIG, f"expected at most {max_size} bytes, got {status.st_size}")
             yield descriptor, status.st_size
         finally:
-            os.close(descriptor)
+            calls.close(descriptor)
     except OSError as error:
         raise_error(path, error)
 
@@ -103,13 +125,15 @@ def read_file(path: Path, max_size: int) -> NDArray[np.uint8]:
 
 def read_at(descriptor: int, offset: int, size: int) -> NDArray[np.uint8]:
     """Returns `size` bytes at `offset` in fresh memory; raises OSError, EIO when the file ends before."""
+    calls = system.current()
     data = np.empty(size, np.uint8)
     filled = 0
     while filled < size:
-        got = os.preadv(descriptor, [data[filled:].data], offset + filled)
-        if got == 0:
+        got = calls.pread(descriptor, size - filled, offset + filled)
+        if not got:
             raise OSError(errno.EIO, f"file ends at {offset + filled}, before {offset + size} bytes")
-        filled += got
+        data[filled : filled + len(got)] = np.frombuffer(got, np.uint8)
+        filled += len(got)
     return data
 
 
@@ -120,15 +144,16 @@ def reading_threads() -> int:
 
 def write_new(path: Path, data: bytes) -> None:
     """Creates `path`, which must not exist, with `data` and syncs it; on OSError removes it again."""
-    descriptor = os.open(path, _CREATE, 0o666)
+    calls = system.current()
+    descriptor = calls.open(str(path), _CREATE)
     try:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            written = 0
+            while written < len(data):
+                written += calls.pwrite(descriptor, data[written:], written)
+            calls.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            calls.close(descriptor)
     except OSError as error:
         remove(path)
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -136,9 +161,10 @@ def write_new(path: Path, data: bytes) -> None:
 
 def link_new(source: Path, target: Path) -> None:
     """Gives `source` the second name `target`, which must not exist: the exclusive step of a commit."""
-    os.link(source, target)
+    system.current().link(str(source), str(target))
 
 
 def remove(path: Path) -> None:
     """Removes a file; a missing one is as good."""
-    path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        system.current().unlink(str(path))

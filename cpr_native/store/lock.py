@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from cpr_native.errors import LockedError
+from cpr_native.store import files, system
 
 # POSIX gives one process the same lock twice, and closing any descriptor of the file frees it:
 # the files locked by this process are kept here. (device, inode, pid)
@@ -25,23 +26,30 @@ class ChainLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._calls = calls = system.current()
         with _guard:
-            if path.exists() and self._key_of(os.lstat(path)) in _held:
+            if files.exists(path) and self._key_of(calls.lstat(str(path))) in _held:
                 raise LockedError(f"{path}: another writer of this process has the checkpoint directory open")
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            self._key = self._key_of(os.fstat(self._descriptor))
+            self._descriptor = calls.open(
+                str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._key = self._key_of(calls.fstat(self._descriptor))
+                calls.lock(self._descriptor)
             except OSError as error:
-                pid = os.read(self._descriptor, 32).decode("ascii", "replace").strip()
-                os.close(self._descriptor)
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise OSError(error.errno, error.strerror, str(path)) from None
-                raise LockedError(f"{path}: locked by another writer (pid {pid or 'unknown'})") from None
+                refusal = self._refusal(path, error)
+                calls.close(self._descriptor)
+                raise refusal from None
             _held.add(self._key)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, b"%d\n" % os.getpid())
+        with suppress(OSError):  # the pid is for a message only
+            calls.ftruncate(self._descriptor, 0)
+            calls.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def _refusal(self, path: Path, error: OSError) -> Exception:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            return OSError(error.errno, error.strerror, str(path))
+        pid = self._calls.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
+        return LockedError(f"{path}: locked by another writer (pid {pid or 'unknown'})")
 
     @staticmethod
     def _key_of(status: os.stat_result) -> tuple[int, int, int]:
@@ -52,6 +60,8 @@ class ChainLock:
         with _guard:
             if self._key not in _held or self._key[2] != os.getpid():
                 return
-            os.ftruncate(self._descriptor, 0)
             _held.remove(self._key)
-            os.close(self._descriptor)
+            try:
+                self._calls.ftruncate(self._descriptor, 0)
+            finally:
+                self._calls.close(self._descriptor)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpr_native import _native
 from cpr_native._tensor import describe
+from cpr_native.store import system
 from cpr_native.store.manifest import SegmentRecord
 from cpr_native.store.placement import Placement
 from cpr_native.store.schema import CollectionSchema, TableSchema
@@ -191,4 +192,4 @@ def _described(
 def _write(
     path: Path, tensors: Sequence[_native.SegmentTensor], metadata: Mapping[str, str]
 ) -> _native.SegmentFile:
-    return _native.SegmentFile(os.fspath(path), tensors, dict(metadata))
+    return _native.SegmentFile(os.fspath(path), tensors, dict(metadata), system.for_native())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
-from cpr_native.store import files
+from cpr_native.store import files, system
 from cpr_native.store.manifest import SegmentRecord, parse_json
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import DTYPES, row_layout
@@ -178,7 +178,7 @@ def read_sections(
         for segment, to in wanted
         for name, tensor in segment.tensors.items()
     ]
-    crcs = iter(_native.read_sections(sections, threads))
+    crcs = iter(_native.read_sections(sections, threads, system.for_native()))
     return [{name: next(crcs) for name in segment.tensors} for segment, _ in wanted]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
-from cpr_native.store import files
+from cpr_native.store import files, system
 from cpr_native.store.manifest import SegmentRecord
 from cpr_native.store.placement import Placement
 from cpr_native.store.schema import CollectionSchema
@@ -77,7 +77,7 @@ class StoredRows:
         tensor = self.segment.tensors[name]
         data = np.empty(tensor.size, np.uint8)
         section = (self.segment.descriptor, tensor.begin, tensor.size, describe(data))
-        self.segment.check_crc(name, _native.read_sections([section], 1)[0])
+        self.segment.check_crc(name, _native.read_sections([section], 1, system.for_native())[0])
         return data.view(ARRAYS[tensor.code]).reshape(tensor.shape)
 
     @contextmanager
@@ -111,7 +111,7 @@ def load_stored(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool
             )
         )
     try:
-        found = _native.load_stored_rows(specs, threads)
+        found = _native.load_stored_rows(specs, threads, system.for_native())
     except IndexError as error:
         raise CorruptionError(str(error)) from None
     except OSError as error:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bind/checks.hpp"
+#include "bind/python_system.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "core/crc32c.hpp"
@@ -96,9 +97,11 @@ uint32_t crc_of(const TensorRef& memory, uint32_t crc) {
 
 std::unique_ptr<store::SegmentFile> create_segment(const std::string& path,
                                                    const std::vector<store::SegmentTensor>& tensors,
-                                                   const std::map<std::string, std::string>& metadata) {
+                                                   const std::map<std::string, std::string>& metadata,
+                                                   const py::object& system) {
+  store::SystemPtr calls = system_of(system);
   const py::gil_scoped_release release;
-  return std::make_unique<store::SegmentFile>(path, tensors, metadata);
+  return std::make_unique<store::SegmentFile>(path, tensors, metadata, std::move(calls));
 }
 
 using SectionSpec = std::tuple<int, uint64_t, uint64_t, std::optional<TensorRef>>;
@@ -110,7 +113,7 @@ void check_threads(int threads) {
   }
 }
 
-std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int threads) {
+std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int threads, const py::object& system) {
   check_threads(threads);
   std::vector<store::Section> sections;
   for (const auto& [fd, offset, size, memory] : specs) {
@@ -120,8 +123,9 @@ std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int th
     }
     sections.push_back({fd, offset, size, memory.has_value() ? reinterpret_cast<void*>(memory->address) : nullptr});
   }
+  const store::SystemPtr calls = system_of(system);
   const py::gil_scoped_release release;
-  return store::read_sections(sections, threads);
+  return store::read_sections(sections, threads, calls.get());
 }
 
 // Writes rows into a table whose lock is held: a run of consecutive ones is read straight to its place.
@@ -169,10 +173,11 @@ store::StoredRows to_stored(const StoredSpec& spec) {
 }
 
 std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> load_stored_rows(const std::vector<StoredSpec>& specs,
-                                                                       int threads) {
+                                                                       int threads, const py::object& system) {
   check_threads(threads);
   std::vector<store::StoredRows> stored;
   for (const StoredSpec& spec : specs) stored.push_back(to_stored(spec));
+  const store::SystemPtr calls = system_of(system);
   const py::gil_scoped_release release;
   std::map<Collection*, std::unique_lock<std::mutex>> held;  // always locked in the order of their addresses
   for (const StoredSpec& spec : specs) held[std::get<0>(spec)];
@@ -183,7 +188,7 @@ std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> load_stored_rows(const std
     pointers.push_back(&takers.emplace_back(std::get<0>(spec), std::get<1>(spec), std::get<8>(spec)));
   }
   std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> found;
-  for (const store::StoredCrcs& crcs : store::read_rows(stored, pointers, threads)) {
+  for (const store::StoredCrcs& crcs : store::read_rows(stored, pointers, threads, calls.get())) {
     found.emplace_back(crcs.ids, crcs.weight, crcs.state);
   }
   return found;
@@ -213,12 +218,14 @@ void register_store(py::module_& module) {
   py::class_<store::SegmentTensor>(module, "SegmentTensor")
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("pieces"));
   py::class_<store::SegmentFile>(module, "SegmentFile")
-      .def(py::init(&create_segment), py::arg("path"), py::arg("tensors"), py::arg("metadata"))
+      .def(py::init(&create_segment), py::arg("path"), py::arg("tensors"), py::arg("metadata"),
+           py::arg("system") = py::none())
       .def_property_readonly("size", &store::SegmentFile::size)
       .def_property_readonly("crc", &store::SegmentFile::crc)
       .def("sync", &store::SegmentFile::sync, py::call_guard<py::gil_scoped_release>());
-  module.def("read_sections", &read_sections, py::arg("sections"), py::arg("threads"));
-  module.def("load_stored_rows", &load_stored_rows, py::arg("stored"), py::arg("threads"));
+  module.def("read_sections", &read_sections, py::arg("sections"), py::arg("threads"), py::arg("system") = py::none());
+  module.def("load_stored_rows", &load_stored_rows, py::arg("stored"), py::arg("threads"),
+             py::arg("system") = py::none());
   module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("end"), py::arg("seen"));
 }
 

@@ -1,7 +1,5 @@
 #include "store/segment_reader.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -37,12 +35,12 @@ size_t threads_for(size_t bytes, int threads) {
 }
 
 // Reads size bytes and adds them to *crc; returns 0 or an errno.
-int read_piece(int fd, uint64_t offset, size_t size, void* to, uint32_t* crc) {
+int read_piece(System* system, int fd, uint64_t offset, size_t size, void* to, uint32_t* crc) {
   for (size_t done = 0; done < size;) {
     char* at = static_cast<char*>(to) + done;
-    const ssize_t got = ::pread(fd, at, size - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno;
+    const ssize_t got = system->pread(fd, at, size - done, static_cast<off_t>(offset + done));
+    if (got == -EINTR) continue;
+    if (got < 0) return static_cast<int>(-got);
     if (got == 0) return EIO;
     *crc = crc32c(at, static_cast<size_t>(got), *crc);
     done += static_cast<size_t>(got);
@@ -50,12 +48,12 @@ int read_piece(int fd, uint64_t offset, size_t size, void* to, uint32_t* crc) {
   return 0;
 }
 
-void read_block(Block* block) {
+void read_block(System* system, Block* block) {
   char scratch[kPiece];
   const Section& part = block->part;
   for (size_t done = 0; done < part.size && block->error == 0; done += kPiece) {
     void* to = part.to == nullptr ? scratch : static_cast<char*>(part.to) + done;
-    block->error = read_piece(part.fd, part.offset + done, std::min(kPiece, part.size - done), to, &block->crc);
+    block->error = read_piece(system, part.fd, part.offset + done, std::min(kPiece, part.size - done), to, &block->crc);
   }
 }
 
@@ -72,7 +70,8 @@ struct Source {
 // Blocks of stored rows: read, checked, handed on.
 class RowBlocks {
  public:
-  RowBlocks(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads) {
+  RowBlocks(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads, System* system)
+      : system_(system) {
     size_t blocks = 0;
     for (size_t s = 0; s < stored.size(); ++s) {
       Source source{&stored[s], takers[s], 0, blocks};
@@ -151,10 +150,10 @@ class RowBlocks {
                        state_size == 0 ? nullptr : reinterpret_cast<const float*>(state));
   }
 
-  static void fetch(const StoredRows& stored, uint64_t offset, size_t size, void* to, uint32_t* crc) {
+  void fetch(const StoredRows& stored, uint64_t offset, size_t size, void* to, uint32_t* crc) const {
     for (size_t done = 0; done < size; done += kPiece) {
-      const int code =
-          read_piece(stored.fd, offset + done, std::min(kPiece, size - done), static_cast<char*>(to) + done, crc);
+      const int code = read_piece(system_, stored.fd, offset + done, std::min(kPiece, size - done),
+                                  static_cast<char*>(to) + done, crc);
       if (code != 0) throw IoError(code, std::generic_category().message(code), stored.path);
     }
   }
@@ -167,6 +166,7 @@ class RowBlocks {
                             std::to_string(*least) + ".." + std::to_string(*most));
   }
 
+  System* const system_;
   std::vector<Source> sources_;  // those without rows have no block
   size_t bytes_ = 0;
   size_t threads_ = 1;
@@ -180,7 +180,7 @@ class RowBlocks {
 
 }  // namespace
 
-std::vector<int64_t> read_sections(std::span<const Section> sections, int threads) {
+std::vector<int64_t> read_sections(std::span<const Section> sections, int threads, System* system) {
   std::vector<Block> blocks;
   size_t bytes = 0;
   for (size_t s = 0; s < sections.size(); ++s) {
@@ -193,7 +193,8 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
       blocks.push_back({s, part, 0, 0});
     }
   }
-  run_blocks(blocks.size(), threads_for(bytes, threads), [&](size_t task, size_t) { read_block(&blocks[task]); });
+  run_blocks(blocks.size(), threads_for(bytes, threads),
+             [&](size_t task, size_t) { read_block(system, &blocks[task]); });
   std::vector<int64_t> results(sections.size(), 0);
   for (const Block& block : blocks) {
     int64_t& result = results[block.section];
@@ -207,8 +208,9 @@ std::vector<int64_t> read_sections(std::span<const Section> sections, int thread
   return results;
 }
 
-std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads) {
-  RowBlocks blocks(stored, takers, threads);
+std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads,
+                                  System* system) {
+  RowBlocks blocks(stored, takers, threads, system);
   run_blocks(blocks.tasks(), blocks.threads(), [&](size_t task, size_t thread) { blocks.run(task, thread); });
   return blocks.finish();
 }

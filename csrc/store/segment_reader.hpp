@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "store/system.hpp"
+
 namespace cpr::store {
 
 struct Section {
@@ -20,7 +22,7 @@ struct Section {
 
 // Returns of each section, in order, its CRC-32C, or a negative errno; -EIO for a file that ends before it does. The
 // bytes are checksummed while they are in cache; what the memory holds after an error is undefined.
-std::vector<int64_t> read_sections(std::span<const Section> sections, int threads);
+std::vector<int64_t> read_sections(std::span<const Section> sections, int threads, System* system);
 
 // The rows of one table in a segment; offsets are in bytes from the start of the file.
 struct StoredRows {
@@ -59,6 +61,7 @@ class RowTaker {
 // stay in cache, and returns the checksums of what was read. Throws IoError; std::out_of_range for an id outside
 // [begin, end), of whose block nothing was handed on; and what a taker throws. Some blocks may have been handed on or
 // read to their place then.
-std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads);
+std::vector<StoredCrcs> read_rows(std::span<const StoredRows> stored, std::span<RowTaker* const> takers, int threads,
+                                  System* system);
 
 }  // namespace cpr::store

@@ -56,14 +56,9 @@ std::string hex(uint32_t crc) {
   return digits;
 }
 
-void remove_open(int* fd, const std::string& path) {
-  ::close(std::exchange(*fd, -1));
-  ::unlink(path.c_str());
-}
-
-// A hint: what goes wrong is reported by the sync.
-void start_writeback(int fd, off_t begin, off_t size) {
-  static_cast<void>(::sync_file_range(fd, begin, size, SYNC_FILE_RANGE_WRITE));
+void remove_open(System* system, int* fd, const std::string& path) {
+  system->close(std::exchange(*fd, -1));
+  system->unlink(path);
 }
 
 // The length word and the JSON header, padded with spaces.
@@ -109,8 +104,8 @@ std::string make_header(std::span<const SegmentTensor> tensors, std::span<const 
 // Writes from `position` on. Each slice is on its way to the disk while the next one is copied to the page cache.
 class Output {
  public:
-  Output(int fd, const std::string& path, size_t position)
-      : fd_(fd), path_(path), position_(static_cast<off_t>(position)) {}
+  Output(System* system, int fd, const std::string& path, size_t position)
+      : system_(system), fd_(fd), path_(path), position_(static_cast<off_t>(position)) {}
 
   // Returns the checksum of what had `crc` followed by the piece.
   uint32_t add(const Piece& piece, uint32_t crc) {
@@ -141,9 +136,9 @@ class Output {
   void write_slice() {
     const off_t begin = position_;
     for (size_t next = 0; next < slice_.size();) {
-      const ssize_t written = ::pwritev(fd_, &slice_[next], static_cast<int>(slice_.size() - next), position_);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail(errno, path_);
+      const ssize_t written = system_->pwritev(fd_, &slice_[next], static_cast<int>(slice_.size() - next), position_);
+      if (written == -EINTR) continue;
+      if (written < 0) fail(static_cast<int>(-written), path_);
       if (written == 0) fail(EIO, path_);
       position_ += written;
       size_t left = static_cast<size_t>(written);
@@ -153,11 +148,12 @@ class Output {
         slice_[next].iov_len -= left;
       }
     }
-    start_writeback(fd_, begin, position_ - begin);
+    system_->start_writeback(fd_, begin, position_ - begin);
     slice_.clear();
     gathered_ = 0;
   }
 
+  System* const system_;
   const int fd_;
   const std::string& path_;
   off_t position_;
@@ -176,26 +172,26 @@ uint64_t SegmentTensor::size() const noexcept {
 // The header, which has the checksums, comes last: so each slice is read from memory once, checksummed and written
 // while it is in cache.
 SegmentFile::SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
-                         const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), owner_(getpid()) {
+                         const std::map<std::string, std::string>& metadata, SystemPtr system)
+    : system_(std::move(system)), path_(std::move(path)), owner_(getpid()) {
   std::vector<uint32_t> crcs(tensors.size(), 0);
   const size_t header_size = make_header(tensors, crcs, metadata).size();
   do {
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-  } while (fd_ < 0 && errno == EINTR);
-  if (fd_ < 0) fail(errno, path_);
+    fd_ = system_->open(path_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  } while (fd_ == -EINTR);
+  if (fd_ < 0) fail(-fd_, path_);
   try {
-    Output output(fd_, path_, header_size);
+    Output output(system_.get(), fd_, path_, header_size);
     for (size_t i = 0; i < tensors.size(); ++i) {
       for (const Piece& piece : tensors[i].pieces) crcs[i] = output.add(piece, crcs[i]);
     }
     size_ = output.finish();
     const std::string header = make_header(tensors, crcs, metadata);
-    Output(fd_, path_, 0).write(header);
+    Output(system_.get(), fd_, path_, 0).write(header);
     crc_ = crc32c(header.data(), header.size());
     for (size_t i = 0; i < tensors.size(); ++i) crc_ = crc32c_combine(crc_, crcs[i], tensors[i].size());
   } catch (...) {
-    remove_open(&fd_, path_);
+    remove_open(system_.get(), &fd_, path_);
     throw;
   }
 }
@@ -203,24 +199,23 @@ SegmentFile::SegmentFile(std::string path, std::span<const SegmentTensor> tensor
 SegmentFile::~SegmentFile() {
   if (fd_ < 0) return;
   if (getpid() == owner_) {
-    remove_open(&fd_, path_);
+    remove_open(system_.get(), &fd_, path_);
   } else {
-    ::close(fd_);  // a forked child's copy: the file is its parent's
+    system_->close(fd_);  // a forked child's copy: the file is its parent's
   }
 }
 
 void SegmentFile::sync() {
   if (fd_ < 0) throw std::invalid_argument("sync: expected a segment that was not synced yet, got " + path_);
-  if (::fdatasync(fd_) != 0) {
-    const int code = errno;
-    remove_open(&fd_, path_);
-    fail(code, path_);
+  int code = system_->fdatasync(fd_);
+  if (code < 0) {
+    remove_open(system_.get(), &fd_, path_);
+    fail(-code, path_);
   }
-  const int fd = std::exchange(fd_, -1);
-  if (::close(fd) != 0 && errno != EINTR) {
-    const int code = errno;
-    ::unlink(path_.c_str());
-    fail(code, path_);
+  code = system_->close(std::exchange(fd_, -1));
+  if (code < 0 && code != -EINTR) {
+    system_->unlink(path_);
+    fail(-code, path_);
   }
 }
 

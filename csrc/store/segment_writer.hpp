@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "store/system.hpp"
+
 namespace cpr::store {
 
 // Memory of the caller, read only, valid and unchanged for the whole call.
@@ -35,7 +37,7 @@ class SegmentFile {
   // written by pwritev and not needed afterwards.
   // Throws std::invalid_argument for a repeated name, IoError when the system refuses; the file is then removed.
   SegmentFile(std::string path, std::span<const SegmentTensor> tensors,
-              const std::map<std::string, std::string>& metadata);
+              const std::map<std::string, std::string>& metadata, SystemPtr system);
   ~SegmentFile();
   SegmentFile(const SegmentFile&) = delete;
   SegmentFile& operator=(const SegmentFile&) = delete;
@@ -49,6 +51,7 @@ class SegmentFile {
   void sync();
 
  private:
+  SystemPtr system_;
   std::string path_;
   int owner_;  // process that creates the file
   int fd_ = -1;
