@@ -20,7 +20,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
 CODE = sorted(
     path
-    for folder in ("cpr_native", "csrc", "tests", "bench", "examples", "studies")
+    for folder in ("cpr_native", "csrc", "tests", "bench", "examples", "studies", "reliability")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl"}
 )
