@@ -1,75 +1,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_cases import SCHEMA, Model, history, manifest_path, python, restored, rewrite, segment_path
+from store_cases import SCHEMA, history, manifest_path, python, restored, rewrite, segment_path
 
-from cpr_native.errors import CprError, NoCheckpointError
-from cpr_native.store import CheckpointStore, CollectionSchema, Placement, inspect, verify
-
-SMALL = CollectionSchema(tables=(replace(SCHEMA.tables[2], name="t"),), optimizer="row_wise_adagrad")
-TWO = Placement.contiguous(SMALL, 2)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two rows in two shards: a base and a delta of one row."""
-    path = tmp_path_factory.mktemp("small")
-    model = Model(schema=SMALL, placement=TWO)
-    with CheckpointStore(path).writer(SMALL, TWO) as writer:
-        model.save(writer, "base")
-        model.train({"t": [1]})
-        model.save(writer, "delta")
-    return path
-
-
-def flipped(path: Path, bit: int) -> bytes:
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
-    return bytes(data)
-
-
-def test_v22_every_flipped_bit_is_found_and_nothing_wrong_is_restored(small: Path) -> None:
-    store = CheckpointStore(small)
-    assert verify(small) == []
-    whole = restored_small(store)
-    for path in sorted(p for p in small.rglob("*") if p.is_file() and p.name != "LOCK"):
-        good = path.read_bytes()
-        # One bit of every sixteenth byte, each time another; the units' own tests flip every one.
-        for bit in range(0, len(good) * 8, 131):
-            path.write_bytes(flipped(path, bit))
-            problems = verify(small)
-            assert any(str(path) in problem for problem in problems), (path, bit)
-            sink = Model(seed=9, schema=SMALL, placement=TWO)
-            try:
-                point = store.latest()
-                point.plan().apply(sink)
-            except CprError:
-                assert sink.calls == []
-            else:
-                assert (sink.rows() == whole) == (point.step == 1)
-            path.write_bytes(good)
-    assert verify(small) == []
-
-
-def restored_small(store: CheckpointStore) -> dict[str, tuple[bytes, bytes]]:
-    model = Model(seed=9, schema=SMALL, placement=TWO)
-    store.latest().plan().apply(model)
-    return model.rows()
-
-
-def test_v22_every_shortened_file_is_found(small: Path) -> None:
-    for path in sorted(p for p in small.rglob("*") if p.is_file() and p.name != "LOCK"):
-        good = path.read_bytes()
-        for size in (0, 1, len(good) // 2, len(good) - 1):
-            path.write_bytes(good[:size])
-            assert any(str(path) in problem for problem in verify(small)), (path, size)
-        path.write_bytes(good + b"\0")
-        assert any(str(path) in problem for problem in verify(small)), path
-        path.write_bytes(good)
+from cpr_native.errors import NoCheckpointError
+from cpr_native.store import inspect, verify
 
 
 def test_links_in_the_directory_are_refused(tmp_path: Path) -> None:
