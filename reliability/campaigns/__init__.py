@@ -1,1 +1,1 @@
-"""Campaigns against the checkpoint directory: each module has `run(...) -> dict` of counts and a command line."""
+"""Campaigns against the checkpoint directory: each module has `run(...) -> dict` of counts, and a command."""
