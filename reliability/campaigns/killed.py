@@ -129,10 +129,13 @@ def train(folder: Path, steps: int, shards: int, threads: int, kill: Kill, optio
         told = 0
         for batch in job.loader:
             job.step(batch)
+            failed = job.manager.steps == failing
+            if failed:
+                job.manager.flush()
             for save in job.manager.saves[told:]:
                 log.write("saved", save.kind, save.step)
             told = len(job.manager.saves)
-            if job.manager.steps == failing:
+            if failed:
                 failing = -1
                 log.write("resuming")
                 log.write("resumed", job.manager.recover([0]).step)
