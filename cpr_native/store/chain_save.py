@@ -15,7 +15,8 @@ from cpr_native.errors import CprError, FencedError
 from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.check import check_base_rows
-from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, check_json, encode
+from cpr_native.store.checks import check_json
+from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, encode
 from cpr_native.store.segment import SegmentPart, write_dense, write_gathered, write_rows
 
 

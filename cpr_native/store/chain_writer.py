@@ -14,10 +14,10 @@ from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing
 from cpr_native.store.chain import ChainReader, Identity, exact_ref
 from cpr_native.store.chain_save import ChainSave, prepare_manifest, publish_manifest
-from cpr_native.store.checks import check_count
+from cpr_native.store.checks import check_count, check_json
 from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
-from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, check_json
+from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref
 from cpr_native.store.placement import Placement
 from cpr_native.store.schema import CollectionSchema
 

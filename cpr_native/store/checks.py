@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -39,3 +40,15 @@ def exact_fields(what: str, data: object, names: list[str]) -> dict[str, Any]:
         got = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise ValueError(f"{what}: expected the fields {sorted(names)}, got {got}")
     return data
+
+
+def check_json(what: str, value: object) -> None:
+    """Raises TypeError or ValueError unless `value` is a dict that comes back equal from JSON."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{what}: expected a dict, got {type(value).__name__}")
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None
+    if json.loads(text) != value:
+        raise TypeError(f"{what}: expected JSON values only (str keys, lists, no tuples), got {value!r}")

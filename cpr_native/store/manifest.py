@@ -21,8 +21,8 @@ from cpr_native.store.checks import check_count, check_text, exact_fields
 from cpr_native.store.placement import Placement
 from cpr_native.store.schema import CollectionSchema, json_text
 
-FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)  # tables of the first say neither dtype nor state columns
+FORMAT_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)  # 1: tables lack dtype and state columns; before 3: no `replaces`
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Kind = Literal["base", "delta", "priority", "epoch", "rollback"]
@@ -45,6 +45,7 @@ _FIELDS = [
     "kind",
     "parent",
     "placement",
+    "replaces",
     "run_id",
     "samples",
     "schema",
@@ -53,6 +54,8 @@ _FIELDS = [
     "step",
     "blobs",
 ]
+_CONTAINERS = {"segments": list, "commits": dict, "blobs": list, "engine": dict, "info": dict}
+_FIELDS_BEFORE_3 = [name for name in _FIELDS if name != "replaces"]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -113,6 +116,8 @@ class Manifest:
     `parent` is the commit before it in history and `grandparent` the parent's, a way around a damaged parent.
     `exact_parent` is the newest base or delta in that history: exact restore follows only these.
     `commits` (global chain) maps each shard to the commit of its chain that belongs with this one.
+    `replaces` (shard chains, made by compaction) is the commit that may be read from this one instead: a base
+    holds what base and deltas up to it give, a priority commit the newest rows of a run that ends in it.
     `blobs` (global chain) are the dense entries that were `bytes`.
     """
 
@@ -130,6 +135,7 @@ class Manifest:
     placement: Placement
     segments: tuple[SegmentRecord, ...] = ()
     commits: Mapping[int, Ref] = field(default_factory=dict)
+    replaces: Ref | None = None
     blobs: tuple[str, ...] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -149,18 +155,6 @@ class Manifest:
         return sum(record.size for record in self.segments)
 
 
-def check_json(what: str, value: object) -> None:
-    """Raises TypeError or ValueError unless `value` is a dict that comes back equal from JSON."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{what}: expected a dict, got {type(value).__name__}")
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{what}: {error}") from None
-    if json.loads(text) != value:
-        raise TypeError(f"{what}: expected JSON values only (str keys, lists, no tuples), got {value!r}")
-
-
 def encode(manifest: Manifest) -> tuple[bytes, Ref]:
     """Returns the bytes of the file and the reference to the commit; raises ValueError when over 16 MiB."""
     body = {
@@ -175,6 +169,7 @@ def encode(manifest: Manifest) -> tuple[bytes, Ref]:
         "parent": manifest.parent.to_json() if manifest.parent else None,
         "grandparent": manifest.grandparent.to_json() if manifest.grandparent else None,
         "exact_parent": manifest.exact_parent.to_json() if manifest.exact_parent else None,
+        "replaces": manifest.replaces.to_json() if manifest.replaces else None,
         "segments": [record.to_json() for record in manifest.segments],
         "commits": {str(shard): ref.to_json() for shard, ref in manifest.commits.items()},
         "blobs": list(manifest.blobs),
@@ -244,11 +239,21 @@ def _model(text: str, *, typed: bool) -> tuple[CollectionSchema, Placement]:
     return parsed
 
 
+def _check_replacement(values: Mapping[str, Any], refs: Mapping[str, Ref | None]) -> None:
+    if refs["replaces"] is None:
+        return
+    if values["chain"] == naming.GLOBAL or values["kind"] not in ("base", "priority"):
+        raise ValueError(f"replaces: expected null in a {values['kind']} of {values['chain']}")
+    links = [name for name in ("parent", "grandparent", "exact_parent") if refs[name] is not None]
+    if values["kind"] == "base" and links:
+        raise ValueError(f"replaces: expected a base without parents, got {links}")
+
+
 def _from_json(data: object) -> Manifest:
     version = data.get("format_version") if isinstance(data, dict) else None
     if isinstance(data, dict) and (type(version) is not int or version not in READABLE_VERSIONS):
         raise ValueError(f"format version: this release reads {READABLE_VERSIONS}, got {version!r}")
-    values = exact_fields("manifest", data, _FIELDS)
+    values = exact_fields("manifest", data, _FIELDS if version == 3 else _FIELDS_BEFORE_3)
     naming.shard_of(values["chain"]) if isinstance(values["chain"], str) else check_text(
         "chain", values["chain"]
     )
@@ -257,24 +262,19 @@ def _from_json(data: object) -> Manifest:
         check_count(name, values[name], least)
     if values["kind"] not in KINDS:
         raise ValueError(f"kind: expected one of {KINDS}, got {values['kind']!r}")
-    for name, kind in (
-        ("segments", list),
-        ("commits", dict),
-        ("blobs", list),
-        ("engine", dict),
-        ("info", dict),
-    ):
+    for name, kind in _CONTAINERS.items():
         if not isinstance(values[name], kind):
             raise TypeError(f"{name}: expected {kind.__name__}, got {type(values[name]).__name__}")
     if not all(isinstance(name, str) for name in values["blobs"]):
         raise TypeError("blobs: expected strings")
     refs = {
-        name: None if values[name] is None else Ref.from_json(values[name])
-        for name in ("parent", "grandparent", "exact_parent")
+        name: None if values.get(name) is None else Ref.from_json(values[name])
+        for name in ("parent", "grandparent", "exact_parent", "replaces")
     }
     for name, ref in refs.items():
         if ref is not None and ref.sequence >= values["sequence"]:
             raise ValueError(f"{name}: expected a sequence below {values['sequence']}, got {ref.sequence}")
+    _check_replacement(values, refs)
     model = json.dumps([values["schema"], values["placement"]], sort_keys=True)
     schema, placement = _model(model, typed=version != 1)
     commits = {}

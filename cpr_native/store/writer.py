@@ -18,9 +18,9 @@ from cpr_native.store.background import Syncing, Workers
 from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
-from cpr_native.store.checks import check_count
+from cpr_native.store.checks import check_count, check_json
 from cpr_native.store.directory import RestorePoint
-from cpr_native.store.manifest import Ref, check_json
+from cpr_native.store.manifest import Ref
 from cpr_native.store.placement import Placement
 from cpr_native.store.retention import prune
 from cpr_native.store.schema import CollectionSchema

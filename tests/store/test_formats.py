@@ -1,8 +1,7 @@
-"""Rows of every dtype and state, and directories of the first version of the format."""
+"""Rows of every dtype and state."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
-from store_cases import Model, flip, read_rows, rewrite
+from store_cases import flip, read_rows
 
 from cpr_native import _native
 from cpr_native._tensor import describe
@@ -26,69 +23,11 @@ from cpr_native.store import (
     SegmentPart,
     StoredRows,
     TableSchema,
-    inspect,
     verify,
 )
 from cpr_native.store.schema import OPTIMIZERS
 
-DATA = Path(__file__).parents[1] / "data"
-OLD = CollectionSchema(
-    tables=(
-        TableSchema(name="user", rows=6, dim=3, init_min=-0.5, init_max=0.5),
-        TableSchema(name="item", rows=3, dim=2, init_min=0.0, init_max=1.0),
-    ),
-    optimizer="row_wise_adagrad",
-    seed=7,
-    initial_state=0.25,
-)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A base and a delta as they were written when tables had neither dtype nor state columns."""
-    shutil.copytree(DATA / "format_1_0", tmp_path / "old")
-    return tmp_path / "old"
-
-
-def expected() -> dict[str, NDArray[Any]]:
-    return load_file(DATA / "format_1_0.safetensors")
-
-
-def test_the_first_version_is_read(old: Path) -> None:
-    assert verify(old) == []
-    store = CheckpointStore(old)
-    point = store.latest("exact", schema=OLD, placement=Placement.contiguous(OLD, 2))
-    assert (point.step, point.kind, point.run_id) == (1, "delta", "before-dtypes")
-    assert [(t.dtype, t.state_columns) for t in point.schema.tables] == [("float32", 1)] * 2
-    model = Model(seed=9, schema=OLD, placement=point.placement)
-    point.plan().apply(model)
-    for name in ("user", "item"):
-        assert model.weight[name].tobytes() == expected()[f"{name}.weight"].tobytes()
-        assert model.state[name].tobytes() == expected()[f"{name}.state"].tobytes()
-
-
-def test_the_first_version_goes_on_in_the_second(old: Path) -> None:
-    store, placement = CheckpointStore(old), Placement.contiguous(OLD, 2)
-    model = Model(seed=9, schema=OLD, placement=placement)
-    with store.writer(OLD, placement) as writer:
-        point = store.latest()
-        point.plan().apply(model)
-        writer.rollback(point)
-        model.train({"user": [0, 5]})
-        model.save(writer, "delta")
-    assert verify(old) == []
-    again = Model(seed=8, schema=OLD, placement=placement)
-    store.latest().plan().apply(again)
-    assert again.rows() == model.rows()
-    assert {chain.commits[0].sequence for chain in inspect(old).chains} == {1}
-
-
-def test_a_first_version_with_fields_of_the_second_is_refused(old: Path) -> None:
-    for path in (old / "global/manifests").iterdir():
-        rewrite(path, lambda m: m["schema"]["tables"][0].update(dtype="float32", state_columns=1))  # type: ignore[index]
-    with pytest.raises(NoCheckpointError, match="schema table: expected the fields"):
-        CheckpointStore(old).latest()
 
 
 def arrays(schema: CollectionSchema, seed: int) -> dict[str, SegmentPart]:

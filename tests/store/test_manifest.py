@@ -13,7 +13,8 @@ from store_cases import PLACEMENT, SCHEMA
 from cpr_native import _native
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
-from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, check_json, decode, encode
+from cpr_native.store.checks import check_json
+from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, decode, encode
 
 WHERE = Path("dir/000000000009.json")
 MANIFEST = Manifest(
@@ -91,10 +92,27 @@ def test_every_shorter_file_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format_version=3), r"this release reads \(1, 2\), got 3"),
-        (lambda m: m.update(format_version=True), r"this release reads \(1, 2\), got True"),
+        (lambda m: m.update(format_version=4), r"this release reads \(1, 2, 3\), got 4"),
+        (lambda m: m.update(format_version=True), r"this release reads \(1, 2, 3\), got True"),
         (lambda m: m.update(more=1), "expected the fields"),
+        (lambda m: m.update(format_version=2), "expected the fields"),
         (lambda m: m.pop("step"), "expected the fields"),
+        (lambda m: m.pop("replaces"), "expected the fields"),
+        (lambda m: m.update(replaces=m["parent"]), "replaces: expected null in a delta of global"),
+        (
+            lambda m: m.update(replaces=m["parent"], chain="shards/0"),
+            "replaces: expected null in a delta of sh",
+        ),
+        (
+            lambda m: m.update(replaces=m["parent"], chain="shards/0", kind="base"),
+            r"replaces: expected a base without parents, got \['parent', 'grandparent'\]",
+        ),
+        (
+            lambda m: m.update(
+                chain="shards/0", kind="priority", replaces={"sequence": 9, "crc32c": "00000000"}
+            ),
+            "replaces: expected a sequence below 9, got 9",
+        ),
         (lambda m: m.update(kind="full"), "kind: expected"),
         (lambda m: m.update(sequence=0), "sequence: expected 1"),
         (lambda m: m.update(sequence="9"), "sequence: expected an int"),
