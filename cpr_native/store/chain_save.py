@@ -218,8 +218,11 @@ class ChainSave:
         close_parts(self._parts)
         manifests, segments = self._chain / naming.MANIFESTS, self._chain / naming.SEGMENTS
         sequence = self.manifest.sequence
-        if files.exists(manifests / naming.manifest_name(sequence)):
-            return  # an error after the link: the commit may be durable, so its segments stay
+        try:
+            if files.exists(manifests / naming.manifest_name(sequence)):
+                return  # an error after the link: the commit may be durable, so its segments stay
+        except OSError:
+            return
         with suppress(OSError):  # what cannot be removed is left to the next writer
             files.remove(manifests / naming.temporary_name(sequence))
         for index in range(self._files):

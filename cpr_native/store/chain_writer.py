@@ -227,9 +227,11 @@ class ChainWriter:
 
     def close(self) -> None:
         """Drops an open save and frees the lock; a second call does nothing."""
-        if self._save is not None and self.owned:
-            self._save.abort()
-        self._lock.close()
+        try:
+            if self._save is not None and self.owned:
+                self._save.abort()
+        finally:
+            self._lock.close()
 
     def __enter__(self) -> ChainWriter:
         return self

@@ -61,7 +61,7 @@ class ChainLock:
             if self._key not in _held or self._key[2] != os.getpid():
                 return
             _held.remove(self._key)
-            try:
+            with suppress(OSError):
                 self._calls.ftruncate(self._descriptor, 0)
-            finally:
+            with suppress(OSError):  # the descriptor, and with it the lock, is gone all the same
                 self._calls.close(self._descriptor)
