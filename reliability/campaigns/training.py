@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -106,6 +107,7 @@ class Training:
     shards: int
     on_save: Callable[[], None] = lambda: None
     options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 1
     model: Net = field(init=False)
     dense: torch.optim.Adam = field(init=False)
     loader: ResumableLoader[Batch] = field(init=False)
@@ -114,7 +116,7 @@ class Training:
     def __post_init__(self) -> None:
         self.model = Net()
         self.dense = torch.optim.Adam(self.model.mlp.parameters(), lr=0.01)
-        self.loader = ResumableLoader(batches(self.steps))
+        self.loader = ResumableLoader(batches(self.steps), epochs=self.epochs)
         torch.manual_seed(7)
         self.manager = RecoveryManager(
             self.model,
@@ -136,6 +138,11 @@ class Training:
 
     def digest(self) -> str:
         return digest(self.model, self.dense)
+
+    def rows_digest(self) -> str:
+        """Of the rows alone, as `digest_of_rows` of what a restore gives."""
+        engine, tables = self.model.tables.engine, range(len(ROWS))
+        return digest_of_rows([a for t in tables for a in (engine.weight(t), np.asarray(engine.state(t)))])
 
 
 def train_step(model: Net, dense: torch.optim.Optimizer, batch: Batch) -> None:
@@ -161,11 +168,19 @@ def digest(model: Net, dense: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-def undisturbed(steps: int) -> str:
-    """The digest of the same job without manager, saves or failures."""
+def digest_of_rows(arrays: Sequence[np.ndarray[Any, Any]]) -> str:
+    """SHA-256 over weight and state of every table, in order."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def undisturbed(steps: int, epoch: int | None = None) -> str:
+    """The digest of the same job, of epochs of `epoch` steps, without manager, saves or failures."""
     model = Net()
     dense = torch.optim.Adam(model.mlp.parameters(), lr=0.01)
     torch.manual_seed(7)
-    for batch in batches(steps):
+    for batch in islice(cycle(batches(epoch or steps)), steps):
         train_step(model, dense, batch)
     return digest(model, dense)
