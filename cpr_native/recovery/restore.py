@@ -16,7 +16,6 @@ from cpr_native.recovery.dense import DenseState, decode
 from cpr_native.recovery.report import RecoveryReport
 from cpr_native.shard import Restored, Shard, restore_rows
 from cpr_native.store import CheckpointStore, RestorePoint, StoreWriter
-from cpr_native.store.directory import Directory
 from cpr_native.store.restore import Mode
 
 _NOTES = ("due_saves", "lookups", "pls", "unsaved_lookups")
@@ -93,7 +92,7 @@ def mode_of(recovery: Recovery) -> Mode:
 def holds_commits(store: CheckpointStore) -> bool:
     """Return whether a save was ever committed to `store`, intact or damaged; raises OSError."""
     damaged: list[str] = []
-    saves = Directory(store.path).history(damaged)
+    saves = store.directory().history(damaged)
     return next(saves, None) is not None or bool(damaged)
 
 
@@ -101,7 +100,7 @@ def check_empty(store: CheckpointStore) -> None:
     """Raise ValueError when `store` holds commits; OSError."""
     if holds_commits(store):
         raise ValueError(
-            f"{store.path} holds commits already; call resume() first to go on from them, or use an empty "
+            f"{store} holds commits already; call resume() first to go on from them, or use an empty "
             "directory"
         )
 

@@ -94,13 +94,16 @@ class Syncing:
         self._bytes = 0
         self._waiting: deque[tuple[Future[None], int]] = deque()
 
-    def add(self, file: SegmentFile, parts: list[H]) -> None:
-        """Takes a file and its parts over; raises the OSError of an earlier one."""
+    def add(self, file: SegmentFile, parts: list[H], sealed: Callable[[], object] | None = None) -> None:
+        """Takes a file and its parts over; raises the OSError of an earlier one.
+
+        sealed: called once the file is durable, on any thread.
+        """
         if self._workers is None:
-            _sync(file, parts)
+            _sync(file, parts, sealed)
             return
         size = sum(part.nbytes for part in parts)
-        self._waiting.append((self._workers.submit(lambda: _sync(file, parts)), size))
+        self._waiting.append((self._workers.submit(lambda: _sync(file, parts, sealed)), size))
         self._bytes += size
         while self._bytes - size > self._max_bytes:
             self._wait_oldest()
@@ -122,11 +125,13 @@ class Syncing:
                 self._wait_oldest()
 
 
-def _sync(file: SegmentFile, parts: list[H]) -> None:
+def _sync(file: SegmentFile, parts: list[H], sealed: Callable[[], object] | None) -> None:
     try:
         file.sync()
     finally:
         close_parts(parts)
+    if sealed is not None:
+        sealed()
 
 
 def close_parts(parts: list[H]) -> None:

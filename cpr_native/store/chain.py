@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_native.errors import CorruptionError, SchemaMismatchError
 from cpr_native.store import files, naming
 from cpr_native.store.check import CommitCheck, check_segments
-from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, decode
+from cpr_native.store.manifest import EXACT_KINDS, MAX_MANIFEST_BYTES, Manifest, Ref, SegmentRecord, decode
 from cpr_native.store.placement import Placement
 from cpr_native.store.schema import CollectionSchema
+
+Fetch = Callable[[Sequence[tuple[str, SegmentRecord]]], Mapping[tuple[str, str], CorruptionError]]
 
 
 def exact_ref(manifest: Manifest, ref: Ref) -> Ref | None:
@@ -45,17 +47,25 @@ class ChainReader:
 
     A manifest of another run, schema or placement than `identity` is refused; without `identity` the oldest
     intact manifest sets it. `threads`: read segments; None: as many as there are processors.
+    `fetch`: brings segments of a remote checkpoint here before they are read.
     """
 
     def __init__(
-        self, root: Path, chain: str, identity: Identity | None = None, threads: int | None = None
+        self,
+        root: Path,
+        chain: str,
+        identity: Identity | None = None,
+        threads: int | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
+        self.fetches = fetch
         self.chain = chain
         self.threads = threads or files.reading_threads()
         self.shard = naming.shard_of(chain)
         self.path = naming.chain_path(root, chain)
         self._loaded: dict[int, tuple[Manifest, Ref] | CorruptionError] = {}
         self._checked: dict[int, CorruptionError | None] = {}
+        self._damaged: dict[int, CorruptionError] = {}
         parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
         self.sequences = [p.sequence for p in parsed if p is not None and p.what == "manifest"]
         self.identity = identity or self._oldest_identity()
@@ -128,6 +138,13 @@ class ChainReader:
         """Whether history was cut off by retention before `ref`: nothing as old as it is left."""
         return not self.sequences or ref.sequence < self.sequences[0]
 
+    def fetch(self, manifests: Sequence[Manifest]) -> None:
+        """Makes the segments of commits local; raises CorruptionError naming a damaged one, OSError."""
+        _fetch([(self, manifest) for manifest in manifests])
+        for manifest in manifests:
+            if (error := self._damaged.get(manifest.sequence)) is not None:
+                raise error
+
     def check_segments(self, manifest: Manifest) -> None:
         """Reads every byte of a commit's segments, once only; raises CorruptionError or OSError."""
         check_commits([(self, manifest)])
@@ -136,7 +153,16 @@ class ChainReader:
         """Returns the check of a commit's segments that is still to be made; None: it was."""
         if manifest.sequence in self._checked:
             return None
-        return CommitCheck(manifest=manifest, shard=self.shard, folder=self.path / naming.SEGMENTS)
+        return CommitCheck(
+            manifest=manifest,
+            shard=self.shard,
+            folder=self.path / naming.SEGMENTS,
+            error=self._damaged.get(manifest.sequence),
+        )
+
+    def set_damaged(self, manifest: Manifest, error: CorruptionError) -> None:
+        """Told that a segment of a commit can't be had."""
+        self._damaged.setdefault(manifest.sequence, error)
 
     def checked(self, manifest: Manifest, error: CorruptionError | None) -> None:
         """Remembers what a check has found."""
@@ -151,6 +177,7 @@ class ChainReader:
 
 def check_commits(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
     """Reads every byte of commits' segments that were not read before; raises CorruptionError or OSError."""
+    _fetch([(reader, manifest) for reader, manifest in commits if reader.unchecked(manifest)])
     pending = [(reader, check) for reader, manifest in commits if (check := reader.unchecked(manifest))]
     if pending:
         check_segments([check for _, check in pending], pending[0][0].threads)
@@ -158,6 +185,18 @@ def check_commits(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
         reader.checked(check.manifest, check.error)
     for reader, manifest in commits:
         reader.raise_damage(manifest)
+
+
+def _fetch(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
+    """Brings the segments of commits here, all at once, where the directory is a mirror of a remote one."""
+    fetch = commits[0][0].fetches if commits else None
+    if fetch is None:
+        return
+    damaged = fetch([(reader.chain, record) for reader, commit in commits for record in commit.segments])
+    for reader, manifest in commits:
+        for record in manifest.segments:
+            if (error := damaged.get((reader.chain, record.name))) is not None:
+                reader.set_damaged(manifest, error)
 
 
 def note(skipped: list[str], error: Exception) -> None:

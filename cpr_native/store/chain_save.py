@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class ChainSave:
     """Gathers rows into segments and commits them; made by `ChainWriter.begin`.
 
     After an error only `abort` is of use. `syncing` makes the segments durable; `on_prepare` and
-    `on_publish` are the two steps of the commit, `on_close` is called once, by `publish` or `abort`.
+    `on_publish` are the two steps of the commit, `on_close` is called once, by `publish` or `abort`;
+    `on_sealed` is told of each segment that is durable.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class ChainSave:
         on_prepare: Callable[[Manifest], Ref],
         on_publish: Callable[[Manifest, Ref], None],
         on_close: Callable[[], None],
+        on_sealed: Callable[[SegmentRecord], object] | None = None,
     ) -> None:
         self.manifest = manifest
+        self._on_sealed = on_sealed
         self._chain = chain
         self._shard = naming.shard_of(manifest.chain)
         self._max_segment_bytes = max_segment_bytes
@@ -136,7 +140,7 @@ class ChainSave:
             raise ValueError(f"rows: expected shard {self._shard}, got {gathered.shard}")
         file, record = write_gathered(self._new_segment(), gathered, self.manifest.schema, self._metadata())
         self._missing -= sum(record.rows.values())
-        self._syncing.add(file, [gathered])
+        self._syncing.add(file, [gathered], self._sealed(record))
         self._records.append(record)
 
     def _metadata(self) -> dict[str, str]:
@@ -149,8 +153,11 @@ class ChainSave:
             return
         file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, self._metadata())
         parts, self._parts, self._gathered_bytes = self._parts, [], 0
-        self._syncing.add(file, parts)
+        self._syncing.add(file, parts, self._sealed(record))
         self._records.append(record)
+
+    def _sealed(self, record: SegmentRecord) -> Callable[[], object] | None:
+        return None if self._on_sealed is None else partial(self._on_sealed, record)
 
     def flush(self) -> None:
         """Writes what is gathered, waits until it is durable and closes the parts; raises OSError."""
@@ -165,7 +172,7 @@ class ChainSave:
         """Writes the dense state as a segment of its own; raises TypeError, OSError."""
         self._check_open()
         file, record, self._blobs = write_dense(self._new_segment(), dense)
-        self._syncing.add(file, [])
+        self._syncing.add(file, [], self._sealed(record))
         self._records.append(record)
 
     def prepare(

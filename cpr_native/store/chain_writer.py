@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref
 from cpr_native.store.placement import Placement
+from cpr_native.store.remote_mirror import Mirror
+from cpr_native.store.remote_writer import RemoteWriter
 from cpr_native.store.schema import CollectionSchema
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
@@ -40,7 +43,8 @@ class ChainWriter:
     Methods are called from one thread at a time and only in the process that opened it.
 
     Raises LockedError; SchemaMismatchError for the chain of another run, model or placement; CorruptionError
-    when manifests exist and none of this run is intact; OSError.
+    when manifests exist and none of this run is intact; OSError. `mirror`: of a remote checkpoint whose one
+    chain is written; `remote`: uploads the commits of all chains.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class ChainWriter:
         placement: Placement,
         run_id: str | None = None,
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        mirror: Mirror | None = None,
+        remote: RemoteWriter | None = None,
     ) -> None:
         placement.check_covers(schema)
         check_count("max_segment_bytes", max_segment_bytes, 1)
@@ -64,13 +70,19 @@ class ChainWriter:
         self.max_segment_bytes = max_segment_bytes
         self._pid = os.getpid()
         self._save: ChainSave | None = None
+        self._remote = remote
+        self._own_remote: RemoteWriter | None = None
         for name in (naming.MANIFESTS, naming.SEGMENTS):
             files.make_directory(self.path / name)
         self._lock = ChainLock(self.path / naming.LOCK)
         try:
+            if mirror is not None:
+                self._remote = self._own_remote = RemoteWriter(mirror, [chain])
             self._open(schema, placement, run_id)
+            if self._own_remote is not None:
+                self._own_remote.opened()
         except BaseException:
-            self._lock.close()
+            self._close()
             raise
 
     def _open(self, schema: CollectionSchema, placement: Placement, run_id: str | None) -> None:
@@ -90,7 +102,8 @@ class ChainWriter:
             self._position = _Position(newest[1], newest[0].parent, exact_ref(*newest))
         self._attached = _is_empty(reader, newest)
         used = [naming.parse(name) for d in (naming.MANIFESTS, naming.SEGMENTS) for name in self._list(d)]
-        self._next_sequence = 1 + max((p.sequence for p in used if p), default=0)
+        highest = 0 if self._remote is None else self._remote.used(self.chain)
+        self._next_sequence = 1 + max((highest, *(p.sequence for p in used if p)))
         step, samples = (newest[0].step, newest[0].samples) if newest else (0, 0)
         self._commit(self._manifest("epoch", self.reserve(), step, samples, self._position))
         self._remove_unfinished()
@@ -177,6 +190,7 @@ class ChainWriter:
             self._prepare,
             self._publish,
             self._closed,
+            None if self._remote is None else partial(self._remote.sealed, self.chain),
         )
         return self._save
 
@@ -218,6 +232,8 @@ class ChainWriter:
     def _publish(self, manifest: Manifest, ref: Ref) -> None:
         self.check_process()
         publish_manifest(self.path, manifest)
+        if self._remote is not None:
+            self._remote.publish(self.chain, manifest)
         self._position = _Position(ref, manifest.parent, exact_ref(manifest, ref))
         if manifest.kind == "base":
             self._attached = True
@@ -231,7 +247,12 @@ class ChainWriter:
             if self._save is not None and self.owned:
                 self._save.abort()
         finally:
-            self._lock.close()
+            self._close()
+
+    def _close(self) -> None:
+        if self._own_remote is not None and self.owned:
+            self._own_remote.close()
+        self._lock.close()
 
     def __enter__(self) -> ChainWriter:
         return self

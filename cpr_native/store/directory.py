@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
-from cpr_native.store.chain import ChainReader
+from cpr_native.store.chain import ChainReader, Fetch
 from cpr_native.store.manifest import DATA_KINDS, Manifest, Ref
 from cpr_native.store.placement import Placement
 from cpr_native.store.restore import Mode, RestorePlan, before, exact_plan, running_plan
@@ -22,20 +22,21 @@ from cpr_native.store.segment_reader import read_dense
 class Directory:
     """The chains of a checkpoint directory as they are when each is first asked for.
 
-    threads: read segments; None: as many as there are processors.
+    threads: read segments; None: as many as there are processors. fetch: see `ChainReader`.
     """
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path, threads: int | None = None, fetch: Fetch | None = None) -> None:
         self.path = path
         self._threads = threads
-        self.whole = ChainReader(path, naming.GLOBAL, threads=threads)
+        self._fetch = fetch
+        self.whole = ChainReader(path, naming.GLOBAL, threads=threads, fetch=fetch)
         self._shards: dict[int, ChainReader] = {}
 
     def shard(self, shard: int) -> ChainReader:
         """Returns the reader of a shard's chain; commits of another run or schema are refused."""
         if shard not in self._shards:
             self._shards[shard] = ChainReader(
-                self.path, naming.shard_chain(shard), self.whole.identity, self._threads
+                self.path, naming.shard_chain(shard), self.whole.identity, self._threads, self._fetch
             )
         return self._shards[shard]
 
@@ -116,6 +117,7 @@ class RestorePoint:
     def dense(self) -> dict[str, NDArray[Any] | bytes]:
         """Returns the dense state, in fresh memory; raises CorruptionError, OSError."""
         dense: dict[str, NDArray[Any] | bytes] = {}
+        self.directory.whole.fetch([self.manifest])
         for record in self.manifest.segments:
             path = self.directory.whole.segment_path(record.name)
             dense.update(read_dense(path, record, self.manifest.blobs))

@@ -168,3 +168,31 @@ def remove(path: Path) -> None:
     """Removes a file; a missing one is as good."""
     with suppress(FileNotFoundError):
         system.current().unlink(str(path))
+
+
+def create(path: Path) -> int:
+    """Creates `path`, which must not exist, and returns a descriptor to write to it; raises OSError."""
+    return system.current().open(str(path), _CREATE)
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Writes all of `data` at `offset`; raises OSError."""
+    calls = system.current()
+    written = 0
+    while written < len(data):
+        written += calls.pwrite(descriptor, data[written:], offset + written)
+
+
+def sync(descriptor: int) -> None:
+    """Makes an open file durable; raises OSError."""
+    system.current().fsync(descriptor)
+
+
+def close(descriptor: int) -> None:
+    """Closes an open file."""
+    system.current().close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Gives `source` the name `target`, in place of what had it; raises OSError."""
+    system.current().rename(str(source), str(target))

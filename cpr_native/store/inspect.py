@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from cpr_native.store.chain import ChainReader
 from cpr_native.store.directory import Directory
 from cpr_native.store.manifest import Manifest
 from cpr_native.store.placement import Placement
+from cpr_native.store.points import CheckpointStore
+from cpr_native.store.remote import is_url
 from cpr_native.store.schema import CollectionSchema
 
 
@@ -54,18 +57,19 @@ class DirectorySummary:
 
 
 def inspect(path: str | os.PathLike[str]) -> DirectorySummary:
-    """Returns what the manifests say; segments are not read.
+    """Returns what the manifests say, of a directory or a URL; segments are not read.
 
     Raises NoCheckpointError when no global one is intact, OSError.
     """
-    directory = Directory(Path(path))
+    store = CheckpointStore(path)
+    directory = store.directory()
     identity = directory.whole.identity
     if identity is None:
         raise NoCheckpointError(f"{directory.path}: no intact manifest in {naming.GLOBAL}/{naming.MANIFESTS}")
     problems: list[str] = []
     chains = tuple(_summary(reader, problems) for reader in _readers(directory))
     return DirectorySummary(
-        path=str(directory.path),
+        path=str(store),
         run_id=identity.run_id,
         schema=identity.schema,
         placement=identity.placement,
@@ -79,9 +83,16 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
 
     Checked: each file's CRC, size and bounds; schema, placement and run the same everywhere; rows within
     shard and table; parents and shard commits present and the very ones named; no foreign file. Files of
-    unfinished saves are no problem. Raises NoCheckpointError when `path` holds no commit at all; OSError.
+    unfinished saves are no problem. What is behind a URL is brought into a new temporary folder for it.
+    Raises NoCheckpointError when `path` holds no commit at all; OSError.
     """
-    directory = Directory(Path(path))
+    if is_url(path):
+        with tempfile.TemporaryDirectory(prefix="cpr-native-verify-") as folder:
+            return _verify(CheckpointStore(path, cache=folder).directory())
+    return _verify(Directory(Path(path)))
+
+
+def _verify(directory: Directory) -> list[str]:
     readers = _readers(directory)
     if not any(reader.sequences for reader in readers):
         raise NoCheckpointError(f"{directory.path}: holds no checkpoint")

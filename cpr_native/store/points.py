@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import naming
@@ -13,16 +15,49 @@ from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.directory import Directory, RestorePoint
 from cpr_native.store.manifest import EXACT_KINDS
 from cpr_native.store.placement import Placement
+from cpr_native.store.remote import is_url
+from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.restore import Mode, RestorePlan, refusal, running_plan
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.writer import StoreWriter
 
 
 class CheckpointStore:
-    """A checkpoint directory. Making the object touches nothing; the first writer makes the directory."""
+    """A checkpoint directory. Making the object touches nothing; the first writer makes the directory.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+    path: a folder, or the URL of a remote checkpoint (`s3://bucket/prefix`, `file://...`, whatever fsspec
+    knows; extra `remote`), which the folder `cache` mirrors (None: one named by a hash of the URL in the
+    user's cache directory): `docs/remote.md`. storage_options: of the URL's fsspec file system.
+    `path`: the folder; `url`: None for a plain one. Raises ValueError for a cache of a plain folder.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._mirror: Mirror | None = None
+        if isinstance(path, str) and is_url(path):
+            self._mirror = Mirror(path, None if cache is None else Path(cache).absolute(), storage_options)
+        elif cache is not None or storage_options is not None:
+            raise ValueError(f"{path}: cache and storage_options are of URLs only")
+        self.url = None if self._mirror is None else self._mirror.url
+        self.path = Path(path).absolute() if self._mirror is None else self._mirror.cache
+
+    def __str__(self) -> str:
+        return self.url or str(self.path)
+
+    def directory(self, chains: Sequence[str] | None = None) -> Directory:
+        """Returns the chains as they are now, the manifests of a remote checkpoint brought here.
+
+        chains: all that will be asked for; None for any. Raises OSError, ModuleNotFoundError, ValueError.
+        """
+        if self._mirror is None:
+            return Directory(self.path)
+        self._mirror.refresh(chains)
+        return Directory(self.path, fetch=self._mirror.fetch)
 
     def writer(
         self,
@@ -40,7 +75,13 @@ class CheckpointStore:
         Raises LockedError; SchemaMismatchError naming table and field; CorruptionError; OSError; ValueError.
         """
         return StoreWriter(
-            self.path, schema, placement, run_id=run_id, max_segment_bytes=max_segment_bytes, keep=keep
+            self.path,
+            schema,
+            placement,
+            run_id=run_id,
+            max_segment_bytes=max_segment_bytes,
+            keep=keep,
+            mirror=self._mirror,
         )
 
     def chain_writer(
@@ -61,11 +102,12 @@ class CheckpointStore:
             placement=placement,
             run_id=run_id,
             max_segment_bytes=max_segment_bytes,
+            mirror=self._mirror,
         )
 
     def points(self) -> list[RestorePoint]:
         """Returns the exact points, newest first, whose manifests lead to a base. Segments are not read."""
-        directory = Directory(self.path)
+        directory = self.directory()
         found = []
         for manifest, ref in directory.history([]):
             point = RestorePoint(directory=directory, ref=ref, manifest=manifest, mode="exact")
@@ -93,7 +135,7 @@ class CheckpointStore:
         """
         if mode not in ("exact", "running"):
             raise ValueError(f"mode: expected exact or running, got {mode!r}")
-        directory = Directory(self.path)
+        directory = self.directory()
         skipped: list[str] = []
         for manifest, ref in directory.history(skipped):
             if schema is not None:
@@ -111,11 +153,12 @@ class CheckpointStore:
                 note(skipped, error)
                 continue
             return replace(point, skipped=(*skipped, *plan.skipped))
-        raise NoCheckpointError(refusal(f"{self.path}: no checkpoint that can be restored ({mode})", skipped))
+        raise NoCheckpointError(refusal(f"{self}: no checkpoint that can be restored ({mode})", skipped))
 
     def shard_plan(self, shard: int) -> RestorePlan:
         """Returns the newest intact rows of one shard, whatever the global commits say (partial recovery).
 
         Every byte is verified here. Raises NoCheckpointError, OSError, ValueError.
         """
-        return RestorePlan(mode="running", chains=(running_plan(Directory(self.path).shard(shard), shard),))
+        reader = self.directory([naming.GLOBAL, naming.shard_chain(shard)]).shard(shard)
+        return RestorePlan(mode="running", chains=(running_plan(reader, shard),))

@@ -22,6 +22,8 @@ from cpr_native.store.checks import check_count, check_json
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.manifest import Ref
 from cpr_native.store.placement import Placement
+from cpr_native.store.remote_mirror import Mirror
+from cpr_native.store.remote_writer import RemoteWriter
 from cpr_native.store.retention import prune
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import SegmentPart
@@ -182,6 +184,7 @@ class StoreWriter:
         run_id: str | None = None,
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         keep: int | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         if keep is not None:
             check_count("keep", keep, 1)
@@ -190,14 +193,18 @@ class StoreWriter:
         self._keep = keep
         self._workers: Workers | None = None
         self._chains: list[ChainWriter] = []
+        self._remote: RemoteWriter | None = None
         chains = (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards)))
-        for chain in chains:  # all are checked before the first is written
-            found = ChainReader(path, chain).identity
-            if found is not None:
-                run_id = run_id or found.run_id
-                own = Identity(run_id=run_id, schema=schema, placement=placement)
-                own.check_same(found, str(naming.chain_path(path, chain)))
         with ExitStack() as stack:
+            if mirror is not None:
+                self._remote = RemoteWriter(mirror)
+                stack.callback(self._remote.close)
+            for chain in chains:  # all are checked before the first is written
+                found = ChainReader(path, chain).identity
+                if found is not None:
+                    run_id = run_id or found.run_id
+                    own = Identity(run_id=run_id, schema=schema, placement=placement)
+                    own.check_same(found, str(naming.chain_path(path, chain)))
             for chain in chains:
                 writer = ChainWriter(
                     path,
@@ -206,10 +213,13 @@ class StoreWriter:
                     placement=placement,
                     run_id=run_id,
                     max_segment_bytes=max_segment_bytes,
+                    remote=self._remote,
                 )
                 stack.enter_context(writer)
                 self._chains.append(writer)
                 run_id = writer.identity.run_id
+            if self._remote is not None:
+                self._remote.opened()
             self._stack = stack.pop_all()
         self.run_id = self._chains[0].identity.run_id
         self.incarnation = self._chains[0].incarnation
@@ -265,10 +275,11 @@ class StoreWriter:
 
     def prune(self) -> str | None:
         """Removes what retention does not keep; returns the error that stopped it: the save stands anyway."""
-        if self._keep is None:
-            return None
         try:
-            prune(self.path, self._keep)
+            if self._keep is not None:
+                prune(self.path, self._keep)
+            if self._remote is not None:
+                self._remote.sweep()
         except OSError as error:
             return str(error)
         return None
