@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from s3_cases import s3_bucket, s3_options, s3_server
+
+__all__ = ["s3_bucket", "s3_options", "s3_server"]
 
 # No deadline: a slow machine is not a wrong answer. CI draws the same examples each time.
 settings.register_profile(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from cpr_native.cli.location import CheckpointLocation
 from cpr_native.cli.output import console, json_option, new_table, print_json
 from cpr_native.emulate.units import human_bytes
 from cpr_native.errors import CprError
@@ -17,7 +18,9 @@ from cpr_native.store.inspect import inspect as inspect_directory
 from cpr_native.store.inspect import verify as verify_directory
 
 _checkpoint = click.argument(
-    "path", metavar="CKPT", type=click.Path(exists=True, file_okay=False, readable=True, path_type=Path)
+    "path",
+    metavar="CKPT",
+    type=CheckpointLocation(exists=True, file_okay=False, readable=True, path_type=Path),
 )
 _NEWEST = 8
 
@@ -26,8 +29,8 @@ _NEWEST = 8
 @_checkpoint
 @click.option("--all", "show_all", is_flag=True, help=f"List every save, not the newest {_NEWEST} only.")
 @json_option
-def inspect(path: Path, show_all: bool, as_json: bool) -> int:
-    """Show the tables, shards and saves of a checkpoint directory from its manifests.
+def inspect(path: Path | str, show_all: bool, as_json: bool) -> int:
+    """Show the tables, shards and saves of a checkpoint directory or URL from its manifests.
 
     Exit code 1 when a manifest is damaged. Segments are not read: see verify.
     """
@@ -44,8 +47,8 @@ def inspect(path: Path, show_all: bool, as_json: bool) -> int:
 @click.command()
 @_checkpoint
 @json_option
-def verify(path: Path, as_json: bool) -> int:
-    """Read every byte of a checkpoint directory and check it against its manifests.
+def verify(path: Path | str, as_json: bool) -> int:
+    """Read every byte of a checkpoint directory or URL and check it against its manifests.
 
     Exit code 1 when anything is damaged, missing or foreign; each problem is one line.
     """

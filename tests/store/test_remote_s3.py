@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 from remote_cases import files
 from store_cases import PLACEMENT, SCHEMA, Model, restored
 
+from cpr_native.cli import main
 from cpr_native.errors import FencedError, NoCheckpointError
 from cpr_native.store import CheckpointStore, inspect, remote, remote_s3, verify
 from cpr_native.store.remote import Objects, connect
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def options(server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.001)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    return {"key": "testing", "secret": "testing", "endpoint_url": server}
-
-
-@pytest.fixture
-def bucket(options: dict[str, Any], request: pytest.FixtureRequest) -> str:
-    name = "b" + str(abs(hash(request.node.name)))
-    connect(f"s3://{name}", options).system.mkdir(name)
-    return name
-
-
-def test_saves_and_restores_on_another_machine(bucket: str, tmp_path: Path) -> None:
-    url, model = f"s3://{bucket}/runs/a", Model()
+def test_saves_and_restores_on_another_machine(s3_bucket: str, tmp_path: Path) -> None:
+    url, model = f"s3://{s3_bucket}/runs/a", Model()
     store = CheckpointStore(url, cache=tmp_path / "cache")
     assert str(store) == url
     with pytest.raises(NoCheckpointError, match="s3://"):
@@ -61,8 +34,8 @@ def test_saves_and_restores_on_another_machine(bucket: str, tmp_path: Path) -> N
     assert inspect(url).path == url
 
 
-def test_second_writer_is_fenced_by_if_none_match(bucket: str, tmp_path: Path) -> None:
-    url, model = f"s3://{bucket}/a", Model()
+def test_second_writer_is_fenced_by_if_none_match(s3_bucket: str, tmp_path: Path) -> None:
+    url, model = f"s3://{s3_bucket}/a", Model()
     with CheckpointStore(url, cache=tmp_path / "one").writer(SCHEMA, PLACEMENT) as first:
         model.save(first, "base")
         other = CheckpointStore(url, cache=tmp_path / "two")
@@ -75,11 +48,11 @@ def test_second_writer_is_fenced_by_if_none_match(bucket: str, tmp_path: Path) -
     assert restored(CheckpointStore(url, cache=tmp_path / "three")) == model.rows()
 
 
-def test_exclusive_creation(bucket: str, options: dict[str, Any]) -> None:
-    objects = connect(f"s3://{bucket}", options)
+def test_exclusive_creation(s3_bucket: str, s3_options: dict[str, Any]) -> None:
+    objects = connect(f"s3://{s3_bucket}", s3_options)
     assert isinstance(objects, remote_s3.S3Objects)
     objects.create("a", b"one")
-    with pytest.raises(FileExistsError, match=f"s3://{bucket}/a"):
+    with pytest.raises(FileExistsError, match=f"s3://{s3_bucket}/a"):
         objects.create("a", b"two")
     assert objects.read("a") == b"one"
     assert objects.read("a", 1, 3) == b"ne"
@@ -90,14 +63,14 @@ def test_exclusive_creation(bucket: str, options: dict[str, Any]) -> None:
 
 
 def test_parts_are_sent_once_and_left_ones_are_dropped(
-    bucket: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_bucket: str, s3_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PART_BYTES", 5 * 2**20)
     monkeypatch.setattr(remote_s3, "PART_BYTES", 5 * 2**20)
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
     source = tmp_path / "file"
     source.write_bytes(bytes(range(256)) * (12 * 2**12))
-    objects = connect(f"s3://{bucket}/x", options)
+    objects = connect(f"s3://{s3_bucket}/x", s3_options)
     call, sent = objects.system.call_s3, []
 
     def broken(method: str, *args: Any, **kwargs: Any) -> Any:
@@ -108,16 +81,16 @@ def test_parts_are_sent_once_and_left_ones_are_dropped(
         return call(method, *args, **kwargs)
 
     monkeypatch.setattr(objects.system, "call_s3", broken)
-    with pytest.raises(OSError, match=f"reset.*s3://{bucket}/x/big"):
+    with pytest.raises(OSError, match=f"reset.*s3://{s3_bucket}/x/big"):
         objects.upload("big", source)
     objects.upload("big", source)
     assert sent == [1, 2, 2, 3]
     assert objects.read("big") == source.read_bytes()
     with pytest.raises(FileExistsError):
         objects.upload("big", source)
-    assert len(pending(objects, bucket)) == 1  # the refused one, as a killed process leaves it
-    connect(f"s3://{bucket}", options).abandon("x")
-    assert pending(objects, bucket) == []
+    assert len(pending(objects, s3_bucket)) == 1  # the refused one, as a killed process leaves it
+    connect(f"s3://{s3_bucket}", s3_options).abandon("x")
+    assert pending(objects, s3_bucket) == []
 
 
 def pending(objects: Objects, bucket: str) -> list[Any]:
@@ -125,10 +98,29 @@ def pending(objects: Objects, bucket: str) -> list[Any]:
     return found
 
 
-def test_missing_bucket_and_server_are_errors(options: dict[str, Any], tmp_path: Path) -> None:
+def test_missing_bucket_and_server_are_errors(s3_options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="s3://no-such-bucket/a"):
         CheckpointStore("s3://no-such-bucket/a", cache=tmp_path / "x").writer(SCHEMA, PLACEMENT)
-    options["endpoint_url"] = "http://127.0.0.1:9"
-    store = CheckpointStore("s3://b/a", cache=tmp_path / "y", storage_options=options)
+    s3_options["endpoint_url"] = "http://127.0.0.1:9"
+    store = CheckpointStore("s3://b/a", cache=tmp_path / "y", storage_options=s3_options)
     with pytest.raises(OSError, match="s3://b/a"):
         store.latest()
+
+
+def test_command_line(s3_bucket: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    url = f"s3://{s3_bucket}/a"
+    with CheckpointStore(url).writer(SCHEMA, PLACEMENT) as writer:
+        Model().save(writer, "base")
+    assert main(["verify", url]) == 0
+    assert capsys.readouterr().out == f"{url}: intact\n"
+    assert main(["inspect", url]) == 0
+    assert capsys.readouterr().out.startswith(f"{url}: run ")
+    objects = connect(url)
+    name = "shards/1/segments/000000000002-000.safetensors"
+    data = bytearray(objects.read(name))
+    data[-1] ^= 1
+    objects.remove(name)
+    objects.create(name, bytes(data))
+    assert main(["verify", url]) == 1
+    assert f"{url}/{name}: CRC-32C" in capsys.readouterr().err
