@@ -79,17 +79,19 @@ class Restored:
 
     `rows`: distinct rows read from commits, by table name; `reset`: rows that no commit has, back at their
     initial weight and state, by table name; `skipped`: what damaged files were passed over; `broken`: a
-    damaged base or delta was left out, so the next save must be a base.
+    damaged base or delta was left out, so the next save must be a base; `quantised`: rows read from commits
+    that have them within a bound only.
     """
 
     rows: dict[str, int]
     reset: dict[str, int]
     skipped: tuple[str, ...]
     broken: bool
+    quantised: int = 0
 
 
 class _Loader:
-    """Takes the rows of a restore plan into the engine.
+    """Takes the rows of a restore plan into the engine; `quantised` counts those that are not to the bit.
 
     `dirty`: whether rows of priority commits end up dirty, all others do not. Of tables in `counted` it
     counts the distinct rows.
@@ -98,6 +100,7 @@ class _Loader:
     def __init__(self, engine: Engine, counted: set[int], *, dirty: bool) -> None:
         self._engine = engine
         self._dirty = dirty
+        self.quantised = 0
         self._threads = len(os.sched_getaffinity(0))
         self._tables = {table.name: index for index, table in enumerate(engine.tables)}
         self._ranges = {
@@ -117,6 +120,7 @@ class _Loader:
             if index in self._seen:
                 mark_rows(describe(each.ids()), *self._ranges[index], describe(self._seen[index]))
             wanted.append((each, *_home(self._engine, index), each.priority and self._dirty))
+            self.quantised += each.count * each.quantised
         load_stored(wanted, self._threads)
 
     def loaded(self, row_range: RowRange) -> int:
@@ -168,7 +172,13 @@ def restore_rows(
         found = loader.loaded(row_range) if row_range in partial else len(row_range)
         loaded[row_range.name] = loaded.get(row_range.name, 0) + found
         reset[row_range.name] = reset.get(row_range.name, 0) + len(row_range) - found
-    return Restored(rows=loaded, reset=reset, skipped=tuple(plan.skipped), broken=plan.broken)
+    return Restored(
+        rows=loaded,
+        reset=reset,
+        skipped=tuple(plan.skipped),
+        broken=plan.broken,
+        quantised=loader.quantised,
+    )
 
 
 def _dirty_rows(engine: Engine, ranges: Sequence[RowRange]) -> dict[int, NDArray[np.int64]]:

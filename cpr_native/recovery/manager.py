@@ -36,9 +36,11 @@ class RecoveryManager(Progress):
     `load_state_dict()`, its data position is a part of each save (`fit` sets it); `app_state`: anything else
     that has them, by name (learning-rate schedulers, a `torch.amp.GradScaler`), a part of each save too;
     `background`: False writes each save before `step()` returns; `keep`: exact points that retention leaves
-    on disk after each base (None: all); `loop`: plans the interval anew after each save and recovery, for a
-    target PLS or, by `IterationLoop` and with `Scar`, interval and fraction from the losses that `observe` is
-    told (see `pace.loop`; its state is in each commit). Cuts are step numbers: no clock decides anything.
+    on disk after each base (None: all); `quantise`: 8 or 4 bits for each weight in deltas and priority saves,
+    which a recovery gives back within a bound (None: to the bit); `loop`: plans the interval anew after each
+    save and recovery, for a target PLS or, by `IterationLoop` and with `Scar`, interval and fraction from the
+    losses that `observe` is told (see `pace.loop`; its state is in each commit). Cuts are step numbers: no
+    clock decides anything.
     The tables' fused optimizer is saved with the rows, all its scalars too (learning rate, steps,
     `grad_scale`, ...); full recovery puts them back, partial leaves them.
 
@@ -65,6 +67,7 @@ class RecoveryManager(Progress):
         app_state: Mapping[str, Stateful] | None = None,
         background: bool = True,
         keep: int | None = None,
+        quantise: int | None = None,
         loop: ClosedLoop | IterationLoop | None = None,
     ) -> None:
         if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
@@ -102,7 +105,7 @@ class RecoveryManager(Progress):
         self._saves = Saves(
             self._tables, self._dense, chosen, self._placement,
             ledger if chosen.recovery == "partial" else None,
-            background=background, keep=keep, distances=self.pace.distances,
+            background=background, keep=keep, quantise=quantise, distances=self.pace.distances,
         )  # fmt: skip
         self._losses = Losses(ledger, total_samples=total_samples)
         self._half = restore.HalfRestored()

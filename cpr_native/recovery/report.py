@@ -41,7 +41,8 @@ class RecoveryReport:
     only), the same in hours of the job as `hours_lost`; `rows_restored`: rows read from commits;
     `rows_reset`: rows back at their initial values because no commit has them; `lost_lookups`: lookups
     whose updates are gone (under a partial policy); `pls`: what this failure added to the portion of
-    lost lookups; `seconds`: time taken; `skipped`: what damaged files were passed over.
+    lost lookups; `seconds`: time taken; `skipped`: what damaged files were passed over;
+    `rows_quantised`: rows read, as often as they were, from commits that have weights within a bound only.
     """
 
     mode: Recovery
@@ -57,3 +58,4 @@ class RecoveryReport:
     hours_lost: float = 0.0
     lost_lookups: int = 0
     pls: float = 0.0
+    rows_quantised: int = 0

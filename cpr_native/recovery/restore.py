@@ -126,6 +126,7 @@ def report(parts: Sequence[Restored], started: float, **fields: Any) -> Recovery
     """Return the report of a recovery that `started` (seconds of `perf_counter`) and made these restores."""
     return RecoveryReport(
         rows_restored=sum(sum(part.rows.values()) for part in parts),
+        rows_quantised=sum(part.quantised for part in parts),
         rows_reset=sum(sum(part.reset.values()) for part in parts),
         skipped=tuple(message for part in parts for message in part.skipped),
         seconds=perf_counter() - started,

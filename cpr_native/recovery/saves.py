@@ -20,6 +20,7 @@ from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
 from cpr_native.shard import Restored, Shard
 from cpr_native.store import CheckpointStore, Placement, StoreWriter
 from cpr_native.store.checks import check_count
+from cpr_native.store.quantise import check_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,9 @@ class Saves:
 
     `tables`, `dense`: what is saved; `policy`: which rows, may be replaced by one of another fraction;
     `placement`: rows to shards; `ledger`: is told what commits contain; `background`: False writes each save
-    before `begin` returns; `keep`: exact points that retention leaves, None for all; `distances`: is told
-    how far the rows of a table are from what was last saved, when the policy asks. `writer` is set while it
+    before `begin` returns; `keep`: exact points that retention leaves, None for all; `quantise`: bits of
+    weights in all but bases, None for as they are; `distances`: is told how far the rows of a table are from
+    what was last saved, when the policy asks. `writer` is set while it
     is open.
     """
 
@@ -51,6 +53,7 @@ class Saves:
         *,
         background: bool,
         keep: int | None,
+        quantise: int | None = None,
         distances: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
         if keep is not None:
@@ -65,7 +68,9 @@ class Saves:
         self._last_saved = LastSaved(tables, policy)
         self._ledger = ledger
         self._background = background
+        check_bits(quantise)
         self._keep = keep
+        self._quantise = quantise
         self._saver = BackgroundSaver()
         self._error: BaseException | None = None
         self.writer: StoreWriter | None = None
@@ -79,7 +84,9 @@ class Saves:
 
     def open(self, store: CheckpointStore) -> None:
         """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises."""
-        self.writer = store.writer(self._tables.schema, self._placement, keep=self._keep)
+        self.writer = store.writer(
+            self._tables.schema, self._placement, keep=self._keep, quantise=self._quantise
+        )
         self._last_saved.keep()
         if self._ledger is not None:
             self._ledger.watch([part.module for part in self._tables.parts], self._blocks)

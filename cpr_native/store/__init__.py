@@ -31,6 +31,7 @@ next save must be a base.
 """
 
 from cpr_native.store.chain_writer import ChainWriter
+from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.inspect import inspect, verify
 from cpr_native.store.placement import Placement, ShardRows
@@ -39,7 +40,7 @@ from cpr_native.store.restore import RestorePlan, RowSink
 from cpr_native.store.schema import CollectionSchema, TableSchema
 from cpr_native.store.segment import SegmentPart
 from cpr_native.store.stored import StoredRows, TableRows, load_stored
-from cpr_native.store.writer import CommitInfo, Save, StoreWriter
+from cpr_native.store.writer import Save, StoreWriter
 
 __all__ = [
     "ChainWriter",

@@ -18,7 +18,15 @@ from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.check import check_base_rows
 from cpr_native.store.checks import check_json
 from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, encode
-from cpr_native.store.segment import SegmentPart, write_dense, write_gathered, write_rows
+from cpr_native.store.segment import (
+    QuantisedPart,
+    SegmentPart,
+    quantised_parts,
+    write_dense,
+    write_gathered,
+    write_quantised,
+    write_rows,
+)
 
 
 def prepare_manifest(chain: Path, manifest: Manifest) -> Ref:
@@ -68,7 +76,8 @@ class ChainSave:
 
     After an error only `abort` is of use. `syncing` makes the segments durable; `on_prepare` and
     `on_publish` are the two steps of the commit, `on_close` is called once, by `publish` or `abort`;
-    `on_sealed` is told of each segment that is durable.
+    `on_sealed` is told of each segment that is durable. `quantise`: bits of the codes that weights become,
+    in all but a base.
     """
 
     def __init__(
@@ -81,7 +90,9 @@ class ChainSave:
         on_publish: Callable[[Manifest, Ref], None],
         on_close: Callable[[], None],
         on_sealed: Callable[[SegmentRecord], object] | None = None,
+        quantise: int | None = None,
     ) -> None:
+        self._quantise = quantise
         self.manifest = manifest
         self._on_sealed = on_sealed
         self._chain = chain
@@ -151,10 +162,21 @@ class ChainSave:
         self._check_open()
         if not self._parts:
             return
-        file, record = write_rows(self._new_segment(), self._parts, self.manifest.schema, self._metadata())
+        schema, metadata = self.manifest.schema, self._metadata()
+        small: list[QuantisedPart] = []
+        exact = self._parts
+        if self._quantise is not None and self.manifest.kind != "base":
+            small, exact = quantised_parts(self._parts, schema, self._quantise)
+        written = []
+        if small:
+            written.append(write_quantised(self._new_segment(), small, schema, metadata))
+        if exact:
+            written.append(write_rows(self._new_segment(), exact, schema, metadata))
         parts, self._parts, self._gathered_bytes = self._parts, [], 0
-        self._syncing.add(file, parts, self._sealed(record))
-        self._records.append(record)
+        for file, record in written:
+            held = parts if record is written[-1][1] else []
+            self._syncing.add(file, held, self._sealed(record))
+            self._records.append(record)
 
     def _sealed(self, record: SegmentRecord) -> Callable[[], object] | None:
         return None if self._on_sealed is None else partial(self._on_sealed, record)

@@ -20,6 +20,7 @@ from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref
 from cpr_native.store.placement import Placement
+from cpr_native.store.quantise import check_bits
 from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.remote_writer import RemoteWriter
 from cpr_native.store.schema import CollectionSchema
@@ -58,7 +59,10 @@ class ChainWriter:
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         mirror: Mirror | None = None,
         remote: RemoteWriter | None = None,
+        quantise: int | None = None,
     ) -> None:
+        check_bits(quantise)
+        self._quantise = quantise
         placement.check_covers(schema)
         check_count("max_segment_bytes", max_segment_bytes, 1)
         self.shard = naming.shard_of(chain)
@@ -191,6 +195,7 @@ class ChainWriter:
             self._publish,
             self._closed,
             None if self._remote is None else partial(self._remote.sealed, self.chain),
+            self._quantise,
         )
         return self._save
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import naming
 from cpr_native.store.manifest import Manifest, SegmentRecord
-from cpr_native.store.segment_reader import OpenSegment, read_sections
+from cpr_native.store.quantise import bits_of, within_bound
+from cpr_native.store.segment_reader import ARRAYS, OpenSegment, read_sections
 
 # Files read at once: enough to keep threads busy, few enough for descriptors and for the memory of row ids.
 _MOST_FILES = 64
@@ -37,17 +39,35 @@ class CommitCheck:
         segment = OpenSegment(self.folder / record.name, record)
         try:
             if self.shard is not None:
-                segment.check_rows(record, self.manifest.schema)
+                segment.check_rows(record, self.manifest.schema, quantised=self.manifest.kind != "base")
         except CorruptionError:
             segment.close()
             raise
         return segment
 
-    def take(self, segment: OpenSegment, crcs: dict[str, int], ids: dict[str, NDArray[np.int64]]) -> None:
+    def memory(self, segment: OpenSegment, record: SegmentRecord) -> dict[str, NDArray[Any]]:
+        """Returns memory for the tensors that `take` looks at, by name."""
+        return {
+            name: np.empty(tensor.size, np.uint8).view(ARRAYS[tensor.code]).reshape(tensor.shape)
+            for name, tensor in segment.tensors.items()
+            if self.shard is not None
+            and name.endswith((".rows", ".weight_range", ".weight_bound"))
+            and name.rpartition(".")[0] in record.rows
+        }
+
+    def take(
+        self,
+        segment: OpenSegment,
+        record: SegmentRecord,
+        crcs: dict[str, int],
+        arrays: dict[str, NDArray[Any]],
+    ) -> None:
         """Judges what was read; raises CorruptionError (bytes, a foreign row, a row twice), OSError."""
         for name, crc in crcs.items():
             segment.check_crc(name, crc)
-        for table, rows in ids.items():
+        for table in record.rows if self.shard is not None else ():
+            rows = arrays[f"{table}.rows"]
+            self._check_bound(segment, table, arrays)
             assert self.shard is not None
             begin, end = self.manifest.placement.row_range(self.manifest.schema, table, self.shard)
             if table not in self._seen:
@@ -59,6 +79,16 @@ class CommitCheck:
                 raise CorruptionError(f"{where}: shard {self.shard}: {error}") from None
             if new != len(rows):
                 raise CorruptionError(f"{where}: {len(rows) - new} rows are given twice in one commit")
+
+    def _check_bound(self, segment: OpenSegment, table: str, arrays: dict[str, NDArray[Any]]) -> None:
+        if f"{table}.weight_range" not in arrays:
+            return
+        schema = self.manifest.schema.table(table)
+        bits = bits_of(schema, segment.tensors[f"{table}.weight"].shape[1])
+        assert bits is not None
+        span, bound = arrays[f"{table}.weight_range"], arrays[f"{table}.weight_bound"]
+        if not within_bound(span, bound, schema.dtype, bits).all():
+            raise CorruptionError(f"{segment.path}: table {table!r}: errors of rows beyond their bound")
 
     def close(self) -> None:
         """Lets go of the memory; checks that a base is whole."""
@@ -83,15 +113,16 @@ def check_segments(checks: Sequence[CommitCheck], threads: int) -> None:
                     check.error = check.error or error
                     continue
                 stack.callback(segment.close)
-                rows = record.rows if check.shard is not None else {}
-                opened.append((check, segment, {table: np.empty(n, np.int64) for table, n in rows.items()}))
+                opened.append((check, segment, record, check.memory(segment, record)))
             wanted = [
-                (segment, {f"{table}.rows": rows.view(np.uint8) for table, rows in ids.items()})
-                for _, segment, ids in opened
+                (segment, {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()})
+                for _, segment, _, arrays in opened
             ]
-            for (check, segment, ids), crcs in zip(opened, read_sections(wanted, threads), strict=True):
+            for (check, segment, record, arrays), crcs in zip(
+                opened, read_sections(wanted, threads), strict=True
+            ):
                 try:
-                    check.take(segment, crcs, ids)
+                    check.take(segment, record, crcs, arrays)
                 except CorruptionError as error:
                     check.error = check.error or error
     for check in checks:

@@ -67,11 +67,13 @@ class CheckpointStore:
         run_id: str | None = None,
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         keep: int | None = None,
+        quantise: int | None = None,
     ) -> StoreWriter:
         """Opens the directory for writing: locks every chain, fences older writers, removes unfinished saves.
 
         run_id: None takes that of the directory, or a new one if it is empty.
         keep: after each base, only what the newest `keep` intact exact points need is kept; None keeps all.
+        quantise: deltas and priority saves hold weights as codes of 8 or 4 bits (None: as they are).
         Raises LockedError; SchemaMismatchError naming table and field; CorruptionError; OSError; ValueError.
         """
         return StoreWriter(
@@ -82,6 +84,7 @@ class CheckpointStore:
             max_segment_bytes=max_segment_bytes,
             keep=keep,
             mirror=self._mirror,
+            quantise=quantise,
         )
 
     def chain_writer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cpr_native._tensor import describe
 from cpr_native.store import system
 from cpr_native.store.manifest import SegmentRecord
 from cpr_native.store.placement import Placement
+from cpr_native.store.quantise import QuantisedRows, quantise, saves_bytes
 from cpr_native.store.schema import CollectionSchema, TableSchema
 
 DTYPES = {
@@ -63,6 +64,17 @@ class SegmentPart:
         state = 0 if self.state is None else self.state.nbytes
         return self.rows.nbytes + self.weight.nbytes + state + self.count.nbytes
 
+    def some(self, chosen: NDArray[np.bool_]) -> SegmentPart:
+        """Returns a copy of the rows that are `chosen`, which gives nothing back."""
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            weight=self.weight[chosen],
+            state=None if self.state is None else self.state[chosen],
+            count=self.count[chosen],
+            close=_nothing,
+        )
+
     def check(self, schema: CollectionSchema, placement: Placement) -> None:
         """Raises ValueError, TypeError or IndexError unless the part fits the schema and its shard's rows."""
         try:
@@ -93,6 +105,53 @@ class SegmentPart:
                 f"part of table {self.table!r}: rows: expected rows of shard {self.shard}, [{begin}, {end}), "
                 f"got {self.rows.min()}..{self.rows.max()}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedPart:
+    """Rows of one table of one shard whose weights are codes; the other arrays as in `SegmentPart`."""
+
+    table: str
+    rows: NDArray[np.int64]
+    weight: QuantisedRows
+    state: NDArray[np.float32] | None
+    count: NDArray[np.uint32]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the arrays under their names in a segment."""
+        named: dict[str, NDArray[Any] | None] = {
+            "rows": self.rows,
+            "weight": self.weight.codes,
+            "weight_range": self.weight.range,
+            "weight_bound": self.weight.bound,
+            "state": self.state,
+            "count": self.count,
+        }
+        return {name: array for name, array in named.items() if array is not None}
+
+
+def quantised_parts(
+    parts: Sequence[SegmentPart], schema: CollectionSchema, bits: int
+) -> tuple[list[QuantisedPart], list[SegmentPart]]:
+    """Returns the rows of `parts` that are written as codes, and those that are written as they are."""
+    small: list[QuantisedPart] = []
+    exact: list[SegmentPart] = []
+    for part in parts:
+        table = schema.table(part.table)
+        if not saves_bytes(table, bits):
+            exact.append(part)
+            continue
+        weight, fits = quantise(part.weight, table, bits)
+        chosen = part if fits.all() else part.some(fits)
+        if len(chosen.rows):
+            small.append(
+                QuantisedPart(
+                    table=part.table, rows=chosen.rows, weight=weight, state=chosen.state, count=chosen.count
+                )
+            )
+        if chosen is not part:
+            exact.append(part.some(~fits))
+    return small, exact
 
 
 def row_layout(table: TableSchema, rows: int) -> dict[str, tuple[str, tuple[int, ...] | None]]:
@@ -129,6 +188,20 @@ def write_rows(
     }
     labels = {f"{t.name}.weight": t.dtype for t in schema.tables if t.dtype == "bfloat16"}
     file = _write(path, _described(tensors, labels), metadata)
+    return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc, rows=rows)
+
+
+def write_quantised(
+    path: Path, parts: Sequence[QuantisedPart], schema: CollectionSchema, metadata: Mapping[str, str]
+) -> tuple[_native.SegmentFile, SegmentRecord]:
+    """Writes quantised rows of one shard as a new segment; returns and raises what `write_rows` does."""
+    tensors: dict[str, list[NDArray[Any]]] = {}
+    rows: dict[str, int] = {}
+    for part in parts:
+        rows[part.table] = rows.get(part.table, 0) + len(part.rows)
+        for name, array in part.arrays().items():
+            tensors.setdefault(f"{part.table}.{name}", []).append(array)
+    file = _write(path, _described(tensors, {}), metadata)
     return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc, rows=rows)
 
 

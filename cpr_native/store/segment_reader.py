@@ -19,6 +19,7 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import files, system
 from cpr_native.store.manifest import SegmentRecord, parse_json
+from cpr_native.store.quantise import bits_of
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import DTYPES, row_layout
 
@@ -125,10 +126,13 @@ class OpenSegment:
         if crc != self.tensors[name].crc:
             raise CorruptionError(f"{self.path}: tensor {name!r}: CRC-32C differs, got {crc:08x}")
 
-    def check_rows(self, record: SegmentRecord, schema: CollectionSchema) -> None:
-        """Raises CorruptionError unless the tensors are exactly those of the record's rows, by the schema."""
+    def check_rows(self, record: SegmentRecord, schema: CollectionSchema, *, quantised: bool = True) -> None:
+        """Raises CorruptionError unless the tensors are exactly those of the record's rows, by the schema.
+
+        quantised: whether weights may be codes (not in a base).
+        """
         with _corruption(self.path):
-            expected = _expected(record, schema)
+            expected = _expected(record, schema, self.tensors if quantised else {})
             for tensor, (code, shape) in expected.items():
                 found = self.tensors.get(tensor)
                 if found is None:
@@ -152,8 +156,10 @@ class OpenSegment:
         self.close()
 
 
-def _expected(record: SegmentRecord, schema: CollectionSchema) -> dict[str, tuple[str, tuple[int, ...]]]:
-    expected = {}
+def _expected(
+    record: SegmentRecord, schema: CollectionSchema, tensors: Mapping[str, _Tensor]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, count in record.rows.items():
         try:
             table = schema.table(name)
@@ -163,6 +169,13 @@ def _expected(record: SegmentRecord, schema: CollectionSchema) -> dict[str, tupl
             if shape is not None:
                 code = "BF16" if (kind, table.dtype) == ("weight", "bfloat16") else _CODES[dtype]
                 expected[f"{name}.{kind}"] = (code, shape)
+        weight = tensors.get(f"{name}.weight")
+        if weight is not None and weight.code == "U8":
+            if len(weight.shape) != 2 or bits_of(table, weight.shape[1]) is None:
+                raise ValueError(f"tensor {name + '.weight'!r}: no codes of such rows: {list(weight.shape)}")
+            expected[f"{name}.weight"] = ("U8", (count, weight.shape[1]))
+            expected[f"{name}.weight_range"] = ("F32", (count, 2))
+            expected[f"{name}.weight_bound"] = ("F32", (count,))
     return expected
 
 

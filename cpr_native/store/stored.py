@@ -18,7 +18,8 @@ from cpr_native.errors import CorruptionError
 from cpr_native.store import files, system
 from cpr_native.store.manifest import SegmentRecord
 from cpr_native.store.placement import Placement
-from cpr_native.store.schema import CollectionSchema
+from cpr_native.store.quantise import QuantisedRows, bits_of, dequantise
+from cpr_native.store.schema import CollectionSchema, TableSchema
 from cpr_native.store.segment_reader import ARRAYS, OpenSegment
 
 _KINDS = ("rows", "weight", "state")
@@ -38,7 +39,7 @@ class StoredRows:
     """`count` rows of one table in a segment of `shard`, still in the file, which was checked once.
 
     `priority`: of a priority commit. All ways to them, `load_stored` too, check again what they read, and
-    that it is of rows [begin, end).
+    that it is of rows [begin, end). `layout`: the table in the schema.
     """
 
     segment: OpenSegment
@@ -48,6 +49,7 @@ class StoredRows:
     begin: int
     end: int
     priority: bool
+    layout: TableSchema
 
     @property
     def _owner(self) -> str:
@@ -56,9 +58,22 @@ class StoredRows:
     def read(self) -> TableRows:
         """Returns the rows; raises CorruptionError, OSError."""
         has_state = f"{self.table}.state" in self.segment.tensors
-        return TableRows(
-            rows=self.ids(), weight=self._array("weight"), state=self._array("state") if has_state else None
-        )
+        state = self._array("state") if has_state else None
+        return TableRows(rows=self.ids(), weight=self._weight(), state=state)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are codes, which stand for them within a bound; see `quantise.py`."""
+        return f"{self.table}.weight_range" in self.segment.tensors
+
+    def _weight(self) -> NDArray[Any]:
+        weight = self._array("weight")
+        if not self.quantised:
+            return weight
+        bits = bits_of(self.layout, weight.shape[1])
+        assert bits is not None
+        rows = QuantisedRows(weight, self._array("weight_range"), self._array("weight_bound"))
+        return dequantise(rows, self.layout, bits)
 
     def ids(self) -> NDArray[np.int64]:
         """Returns the global ids of the rows, [count], in fresh memory; raises what `read` raises."""
@@ -92,8 +107,18 @@ def load_stored(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool
     """Writes stored rows into tables, block by block from their files; no row may come twice.
 
     Each goes to a table (by its number) of a collection; the last value says whether they end up dirty.
+    Quantised rows are read whole and written after all others.
     Raises what `StoredRows.read` raises and SnapshotInProgress; only with the latter no row is written.
     """
+    _load_exact([each for each in wanted if not each[0].quantised], threads)
+    for stored, engine, table, dirty in wanted:
+        if stored.quantised:
+            rows = stored.read()
+            state = None if rows.state is None else describe(rows.state)
+            engine.load_rows(table, describe(rows.rows), describe(rows.weight), state, dirty=dirty)
+
+
+def _load_exact(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool]], threads: int) -> None:
     specs = []
     for stored, engine, table, dirty in wanted:
         offsets = [stored._at(kind) for kind in _KINDS]
@@ -150,6 +175,7 @@ def stored_rows(
                     begin=begin,
                     end=end,
                     priority=priority,
+                    layout=schema.table(table),
                 )
             )
         yield found

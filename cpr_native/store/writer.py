@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,17 @@ from numpy.typing import NDArray
 from cpr_native._native import Snapshot
 from cpr_native.errors import CprError
 from cpr_native.store import naming
+from cpr_native.store.add_chunks import add_chunks
 from cpr_native.store.background import Syncing, Workers
 from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
 from cpr_native.store.checks import check_count, check_json
+from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.manifest import Ref
 from cpr_native.store.placement import Placement
+from cpr_native.store.quantise import check_bits
 from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.remote_writer import RemoteWriter
 from cpr_native.store.retention import prune
@@ -29,23 +31,6 @@ from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import SegmentPart
 
 _MAX_THREADS = 8  # they wait for the disk: with as many, one sync of its journal serves all shards
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommitInfo:
-    """A durable save.
-
-    `sequence` is that of the global chain, `rows` counts those of each table, `bytes_written` is the size of
-    all segments, dense state included. `retention_error` says why older commits could not be removed, if so.
-    """
-
-    sequence: int
-    kind: str
-    step: int
-    samples: int
-    bytes_written: int
-    rows: dict[str, int]
-    retention_error: str | None = None
 
 
 class Save:
@@ -94,6 +79,8 @@ class Save:
         `add` keeps to. The snapshot's shards are the placement's, its tables those of the schema, in order.
         Raises OSError and what reading the snapshot raises: then only `abort` is of use.
         """
+        if self._writer.quantise is not None and self._global.manifest.kind != "base":
+            return add_chunks(self, snapshot, [t.name for t in self._global.manifest.schema.tables])
         rows, lookups = 0, [0] * len(self._shards)
         missing = [save.missing for save in self._shards.values()]
         for gathered in snapshot.gather(self._writer.max_segment_bytes, missing):
@@ -185,12 +172,15 @@ class StoreWriter:
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         keep: int | None = None,
         mirror: Mirror | None = None,
+        quantise: int | None = None,
     ) -> None:
+        check_bits(quantise)
         if keep is not None:
             check_count("keep", keep, 1)
         self.path = path
         self.max_segment_bytes = max_segment_bytes
         self._keep = keep
+        self.quantise = quantise
         self._workers: Workers | None = None
         self._chains: list[ChainWriter] = []
         self._remote: RemoteWriter | None = None
@@ -214,6 +204,7 @@ class StoreWriter:
                     run_id=run_id,
                     max_segment_bytes=max_segment_bytes,
                     remote=self._remote,
+                    quantise=quantise,
                 )
                 stack.enter_context(writer)
                 self._chains.append(writer)
