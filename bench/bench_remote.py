@@ -33,7 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state=None,
         count=rows.astype(np.uint32),
     )
-    with open_store(path).writer(SCHEMA, PLACEMENT) as writer, writer.begin("base", step=1, samples=1) as save:
+    with open_store(path).writer(SCHEMA, PLACEMENT) as writer:
+        save = writer.begin("base", step=1, samples=1)
         save.add(part)
         save.commit({})
     return path

@@ -44,10 +44,10 @@ class LocalObjects(Objects):
     def _temporary(self, name: str) -> str:
         return f"{self.path(name)}.{self._own}{UPLOADING}"
 
-    def _write(self, path: str, begin: int, data: bytes) -> None:
+    def _write(self, target: str, begin: int, data: bytes) -> None:
         if begin == 0:
-            files.make_directory(Path(path).parent)
-        with self.system.open(path, "r+b" if begin else "wb") as file:
+            files.make_directory(Path(target).parent)
+        with self.system.open(target, "r+b" if begin else "wb") as file:
             file.seek(begin)
             file.write(data)
             file.flush()
