@@ -168,6 +168,26 @@ def write_history(path: Path) -> list[Rows]:
     return seen
 
 
+def priorities(path: Path, count: int = 4) -> tuple[Model, list[Rows]]:
+    """A base, then priority saves of changing rows; the rows that a running restore gives after each."""
+    model, seen = Model(), []
+    with CheckpointStore(path).writer(SCHEMA, PLACEMENT) as writer:
+        model.save(writer, "base")
+        base = model.rows()
+        kept = {name: [bytearray(data) for data in pair] for name, pair in base.items()}
+        for number in range(count):
+            model.train_some()
+            some = {name: sorted(ids)[number % 2 :: 2] for name, ids in model.dirty.items()}
+            model.save(writer, "priority", some)
+            for name, ids in some.items():
+                for row in ids:
+                    for array, data in zip((model.weight[name], model.state[name]), kept[name], strict=True):
+                        size = array[row].nbytes
+                        data[row * size : (row + 1) * size] = array[row].tobytes()
+            seen.append({name: (bytes(pair[0]), bytes(pair[1])) for name, pair in kept.items()})
+    return model, seen
+
+
 def manifest_path(path: Path, chain: str, sequence: int) -> Path:
     return path / chain / "manifests" / f"{sequence:012d}.json"
 

@@ -1,4 +1,4 @@
-"""The command `cpr-native`: demo, emulate, plan, inspect, verify."""
+"""The command `cpr-native`: compact, demo, emulate, plan, inspect, verify."""
 
 from cpr_native.cli.app import cli, main
 

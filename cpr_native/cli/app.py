@@ -13,6 +13,7 @@ import click
 OK, BAD, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _COMMANDS = {
+    "compact": ("cpr_native.cli.compact", "compact"),
     "demo": ("cpr_native.cli.emulate", "demo"),
     "emulate": ("cpr_native.cli.emulate", "emulate"),
     "inspect": ("cpr_native.cli.checkpoint", "inspect"),

@@ -42,6 +42,15 @@ def identity_of(manifest: Manifest) -> Identity:
     return Identity(run_id=manifest.run_id, schema=manifest.schema, placement=manifest.placement)
 
 
+@dataclass
+class Position:
+    """Where the next commit goes: the newest commit of this history and the newest base or delta in it."""
+
+    head: Ref | None = None
+    head_parent: Ref | None = None
+    exact: Ref | None = None
+
+
 class ChainReader:
     """The commits of one chain as they are on disk when they are first asked for.
 
@@ -66,6 +75,7 @@ class ChainReader:
         self._loaded: dict[int, tuple[Manifest, Ref] | CorruptionError] = {}
         self._checked: dict[int, CorruptionError | None] = {}
         self._damaged: dict[int, CorruptionError] = {}
+        self._replacing: dict[Ref, list[Manifest]] | None = None
         parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
         self.sequences = [p.sequence for p in parsed if p is not None and p.what == "manifest"]
         self.identity = identity or self._oldest_identity()
@@ -125,14 +135,55 @@ class ChainReader:
         return manifest
 
     def newest(self, skipped: list[str], below: int = naming.MAX_SEQUENCE + 1) -> tuple[Manifest, Ref] | None:
-        """Returns the intact commit of the highest sequence under `below`; `skipped` says what was passed."""
+        """Returns the intact commit of the highest sequence under `below`; `skipped` says what was passed.
+
+        Commits that replace others are not part of history.
+        """
         for sequence in reversed(self.sequences):
             if sequence < below:
                 try:
-                    return self.load(sequence)
+                    found = self.load(sequence)
                 except CorruptionError as error:
                     note(skipped, error)
+                    continue
+                if found[0].replaces is None:
+                    return found
         return None
+
+    def replacements(self) -> Mapping[Ref, list[Manifest]]:
+        """Returns the commits that others may be read from instead, by the one replaced, the newest first."""
+        if self._replacing is None:
+            self._replacing = {}
+            for sequence in reversed(self.sequences):
+                try:
+                    manifest, _ = self.load(sequence)
+                except CorruptionError:
+                    continue
+                if manifest.replaces is not None:
+                    self._replacing.setdefault(manifest.replaces, []).append(manifest)
+        return self._replacing
+
+    def readings(self, ref: Ref) -> list[Manifest]:
+        """Returns the commits that `ref` may be read from, the best first: replacements, then itself.
+
+        Those whose segments are known to be damaged are left out. Raises CorruptionError when none is left.
+        """
+        found = [m for m in self.replacements().get(ref, ()) if not self.is_damaged(m)]
+        try:
+            found.append(self.follow(ref))
+        except CorruptionError:
+            if not found:
+                raise
+        return found
+
+    def covers(self, ref: Ref) -> bool:
+        """Whether a commit that stands for a run of others has `ref` in it, which then may be gone."""
+        for replaced, manifests in self.replacements().items():
+            if ref.sequence <= replaced.sequence:
+                for manifest in manifests:
+                    if ref.sequence > (manifest.parent.sequence if manifest.parent else 0):
+                        return True
+        return False
 
     def is_pruned(self, ref: Ref) -> bool:
         """Whether history was cut off by retention before `ref`: nothing as old as it is left."""
@@ -167,6 +218,10 @@ class ChainReader:
     def checked(self, manifest: Manifest, error: CorruptionError | None) -> None:
         """Remembers what a check has found."""
         self._checked[manifest.sequence] = error
+
+    def is_damaged(self, manifest: Manifest) -> bool:
+        """Whether a check has found damage in a commit's segments."""
+        return self._checked.get(manifest.sequence) is not None
 
     def raise_damage(self, manifest: Manifest) -> None:
         """Raises the CorruptionError that the check of a commit has found, if any."""
@@ -203,3 +258,25 @@ def note(skipped: list[str], error: Exception) -> None:
     """Adds the message of `error` to `skipped` unless it is there."""
     if str(error) not in skipped:
         skipped.append(str(error))
+
+
+def only_epochs(reader: ChainReader, newest: tuple[Manifest, Ref] | None) -> bool:
+    """Whether the history holds nothing but epochs: writers that never saved."""
+    manifest = None if newest is None else newest[0]
+    try:
+        while manifest is not None and manifest.kind == "epoch":
+            manifest = None if manifest.parent is None else reader.follow(manifest.parent)
+    except CorruptionError:
+        return False
+    return manifest is None
+
+
+def last_incarnation(reader: ChainReader) -> int:
+    """Returns an incarnation that no intact commit exceeds, nor, as each writer adds one, a damaged one."""
+    unreadable = 0
+    for sequence in reversed(reader.sequences):
+        try:
+            return reader.load(sequence)[0].incarnation + unreadable
+        except CorruptionError:
+            unreadable += 1
+    return unreadable

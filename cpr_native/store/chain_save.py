@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpr_native._native import GatheredRows
-from cpr_native.errors import CprError, FencedError
+from cpr_native.errors import CorruptionError, CprError, FencedError
 from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.check import check_base_rows
 from cpr_native.store.checks import check_json
-from cpr_native.store.manifest import Manifest, Ref, SegmentRecord, encode
+from cpr_native.store.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, SegmentRecord, decode, encode
 from cpr_native.store.segment import (
     QuantisedPart,
     SegmentPart,
@@ -41,23 +41,26 @@ def prepare_manifest(chain: Path, manifest: Manifest) -> Ref:
     return ref
 
 
-def publish_manifest(chain: Path, manifest: Manifest) -> None:
+def publish_manifest(chain: Path, manifest: Manifest, own: Container[int] = (), since: int = 0) -> None:
     """Gives a prepared commit its name and makes that durable.
 
-    Once the link exists nothing is taken back: an error after it is ambiguous, and the sequence number
-    stays used. Raises FencedError when the sequence is taken or a higher one exists; OSError.
+    own: sequences that this writer has committed; since: the first of them, its epoch; 0 in that itself.
+    A writer's own commits may appear in any order, as compaction runs beside saves. Once the link exists
+    nothing is taken back: an error after it is ambiguous, and the sequence number stays used.
+    Raises FencedError when the sequence is taken, or above `since` a commit is of a later incarnation or
+    unreadable; OSError.
     """
     manifests = chain / naming.MANIFESTS
     temporary = _temporary(chain, manifest)
     try:
-        own = naming.manifest_name(manifest.sequence)  # names of commits sort as their numbers
-        taken = [naming.parse(name) for name in files.list_directory(manifests) if name >= own]
-        if any(p and p.what == "manifest" for p in taken):
-            raise FencedError(
-                f"{chain}: a newer writer has committed; this one (sequence {manifest.sequence}) must stop"
-            )
+        for name in files.list_directory(manifests):
+            parsed = naming.parse(name)
+            if parsed is None or parsed.what != "manifest" or parsed.sequence in own:
+                continue
+            if parsed.sequence > (since or manifest.sequence):
+                _check_incarnation(manifests / name, manifest)
         try:
-            files.link_new(temporary, manifests / own)
+            files.link_new(temporary, manifests / naming.manifest_name(manifest.sequence))
         except FileExistsError:
             raise FencedError(
                 f"{chain}: sequence {manifest.sequence} was committed by another writer"
@@ -65,6 +68,18 @@ def publish_manifest(chain: Path, manifest: Manifest) -> None:
     finally:
         files.remove(temporary)
     files.sync_directory(manifests)
+
+
+def _check_incarnation(other: Path, manifest: Manifest) -> None:
+    try:
+        found = decode(files.read_file(other, MAX_MANIFEST_BYTES), other)[0]
+        if found.incarnation <= manifest.incarnation:
+            return
+    except CorruptionError:
+        pass  # perhaps a later writer's
+    raise FencedError(
+        f"{other}: a newer writer has committed; this one (sequence {manifest.sequence}) must stop"
+    )
 
 
 def _temporary(chain: Path, manifest: Manifest) -> Path:
@@ -97,7 +112,7 @@ class ChainSave:
         self._on_sealed = on_sealed
         self._chain = chain
         self._shard = naming.shard_of(manifest.chain)
-        self._max_segment_bytes = max_segment_bytes
+        self.max_segment_bytes = max_segment_bytes
         self._syncing = syncing
         self._on_prepare = on_prepare
         self._on_publish = on_publish
@@ -133,7 +148,7 @@ class ChainSave:
         self._parts.append(part)
         self._gathered_bytes += part.nbytes
         self._missing -= len(part.rows)
-        if self._missing == 0 or self.gathered_bytes >= self._max_segment_bytes:
+        if self._missing == 0 or self.gathered_bytes >= self.max_segment_bytes:
             self.write()
 
     @property

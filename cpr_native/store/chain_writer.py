@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,28 +13,27 @@ from typing import Any, cast
 from cpr_native.errors import CorruptionError, CprError, ForkedProcessError
 from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing
-from cpr_native.store.chain import ChainReader, Identity, exact_ref
+from cpr_native.store.chain import (
+    ChainReader,
+    Identity,
+    Position,
+    exact_ref,
+    last_incarnation,
+    only_epochs,
+)
 from cpr_native.store.chain_save import ChainSave, prepare_manifest, publish_manifest
 from cpr_native.store.checks import check_count, check_json
 from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
-from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref
+from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, SegmentRecord
 from cpr_native.store.placement import Placement
 from cpr_native.store.quantise import check_bits
 from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.remote_writer import RemoteWriter
 from cpr_native.store.schema import CollectionSchema
+from cpr_native.store.unfinished import highest_sequence, remove_unfinished
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
-
-
-@dataclass
-class _Position:
-    """Where the next commit goes: the newest commit of this history and the newest base or delta in it."""
-
-    head: Ref | None = None
-    head_parent: Ref | None = None
-    exact: Ref | None = None
 
 
 class ChainWriter:
@@ -73,6 +72,9 @@ class ChainWriter:
         self._root = root
         self.max_segment_bytes = max_segment_bytes
         self._pid = os.getpid()
+        self._reserving = threading.Lock()
+        self._committed: set[int] = set()
+        self._epoch = 0
         self._save: ChainSave | None = None
         self._remote = remote
         self._own_remote: RemoteWriter | None = None
@@ -100,37 +102,20 @@ class ChainWriter:
         newest = reader.newest([])
         if newest is None and reader.sequences:
             raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
-        self.incarnation = 1 if newest is None else newest[0].incarnation + 1
-        self._position = _Position()
-        if newest is not None:
-            self._position = _Position(newest[1], newest[0].parent, exact_ref(*newest))
-        self._attached = _is_empty(reader, newest)
-        used = [naming.parse(name) for d in (naming.MANIFESTS, naming.SEGMENTS) for name in self._list(d)]
-        highest = 0 if self._remote is None else self._remote.used(self.chain)
-        self._next_sequence = 1 + max((highest, *(p.sequence for p in used if p)))
-        step, samples = (newest[0].step, newest[0].samples) if newest else (0, 0)
-        self._commit(self._manifest("epoch", self.reserve(), step, samples, self._position))
-        self._remove_unfinished()
-
-    def _list(self, directory: str) -> list[str]:
-        return files.list_directory(self.path / directory)
-
-    def _remove_unfinished(self) -> None:
-        """Removes temporary manifests, and segments of sequence numbers that no manifest has."""
-        parsed = {name: naming.parse(name) for name in self._list(naming.MANIFESTS)}
-        committed = {p.sequence for p in parsed.values() if p and p.what == "manifest"}
-        for name, found in parsed.items():
-            if found and found.what == "temporary":
-                files.remove(self.path / naming.MANIFESTS / name)
-        for name in self._list(naming.SEGMENTS):
-            found = naming.parse(name)
-            if found and found.what == "segment" and found.sequence not in committed:
-                files.remove(self.path / naming.SEGMENTS / name)
+        self.incarnation = 1 + last_incarnation(reader)
+        self._position = Position(newest[1], newest[0].parent, exact_ref(*newest)) if newest else Position()
+        self._attached = only_epochs(reader, newest)
+        used = 0 if self._remote is None else self._remote.used(self.chain)
+        self._next_sequence = 1 + max(used, highest_sequence(self.path))
+        at = (newest[0].step, newest[0].samples) if newest else (0, 0)
+        self._commit("epoch", *at, self._position)
+        remove_unfinished(self.path)
 
     def reserve(self) -> int:
         """Returns a sequence number that no commit has had or will get again."""
-        self._next_sequence += 1
-        return self._next_sequence - 1
+        with self._reserving:
+            self._next_sequence += 1
+            return self._next_sequence - 1
 
     @property
     def owned(self) -> bool:
@@ -177,12 +162,9 @@ class ChainWriter:
         if self._save is not None:
             raise CprError(f"{self.path}: a save is open already")
         if not self.permits(kind):
-            raise CprError(
-                f"{self.path}: a {kind} save is not permitted: the directory has a history; save a base, "
-                "or roll back to a restored point first"
-                if not self._attached
-                else f"{self.path}: a delta save is not permitted before a base"
-            )
+            over = "the directory has a history; save a base, or roll back to a restored point first"
+            reason = "before a base" if self._attached else f"yet: {over}"
+            raise CprError(f"{self.path}: a {kind} save is not permitted {reason}")
         manifest = self._manifest(
             cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
         )
@@ -194,10 +176,41 @@ class ChainWriter:
             self._prepare,
             self._publish,
             self._closed,
-            None if self._remote is None else partial(self._remote.sealed, self.chain),
+            self._sealed(),
             self._quantise,
         )
         return self._save
+
+    def begin_replacement(self, newest: Manifest, replaced: Ref, oldest: Manifest | None = None) -> ChainSave:
+        """Starts a commit to read in the place of `replaced`, beside any save and on any thread.
+
+        newest: `replaced` itself. oldest: the first of a run of priority commits; None: it becomes a base.
+        """
+        self.check_process()
+        position = Position()
+        if oldest is not None:
+            position = Position(oldest.parent, oldest.grandparent, oldest.exact_parent)
+        kind: Kind = "base" if oldest is None else "priority"
+        more = {"replaces": replaced}
+        manifest = self._manifest(kind, self.reserve(), newest.step, newest.samples, position, **more)
+        return ChainSave(
+            self.path,
+            manifest,
+            self.max_segment_bytes,
+            Syncing(None, 0),
+            self._prepare,
+            self._publish,
+            lambda: None,
+            self._sealed(),
+        )
+
+    def reader(self) -> ChainReader:
+        """Returns the chain as it is on disk now."""
+        fetch = None if self._remote is None else self._remote.fetch
+        return ChainReader(self._root, self.chain, self.identity, threads=1, fetch=fetch)
+
+    def _sealed(self) -> Callable[[SegmentRecord], object] | None:
+        return None if self._remote is None else partial(self._remote.sealed, self.chain)
 
     def rollback(
         self, target: Ref | None, *, exact: bool = True, commits: Mapping[int, Ref] | None = None
@@ -215,17 +228,14 @@ class ChainWriter:
         target = target or self._position.head
         if target is None:
             raise CprError(f"{self.path}: nothing to roll back to")
-        manifest = reader.follow(target)
-        position = _Position(target, manifest.parent, exact_ref(manifest, target) if exact else None)
-        ref = self._commit(
-            self._manifest(
-                "rollback", self.reserve(), manifest.step, manifest.samples, position, commits=commits or {}
-            )
-        )
+        manifest = reader.readings(target)[0]
+        position = Position(target, manifest.parent, exact_ref(manifest, target) if exact else None)
+        ref = self._commit("rollback", manifest.step, manifest.samples, position, commits=commits or {})
         self._attached = True
         return ref
 
-    def _commit(self, manifest: Manifest) -> Ref:
+    def _commit(self, kind: Kind, step: int, samples: int, position: Position, **more: Any) -> Ref:
+        manifest = self._manifest(kind, self.reserve(), step, samples, position, **more)
         ref = self._prepare(manifest)
         self._publish(manifest, ref)
         return ref
@@ -236,10 +246,14 @@ class ChainWriter:
 
     def _publish(self, manifest: Manifest, ref: Ref) -> None:
         self.check_process()
-        publish_manifest(self.path, manifest)
+        publish_manifest(self.path, manifest, self._committed, self._epoch)
         if self._remote is not None:
             self._remote.publish(self.chain, manifest)
-        self._position = _Position(ref, manifest.parent, exact_ref(manifest, ref))
+        self._epoch = self._epoch or manifest.sequence
+        self._committed.add(manifest.sequence)
+        if manifest.replaces is not None:
+            return
+        self._position = Position(ref, manifest.parent, exact_ref(manifest, ref))
         if manifest.kind == "base":
             self._attached = True
 
@@ -266,7 +280,7 @@ class ChainWriter:
         self.close()
 
     def _manifest(
-        self, kind: Kind, sequence: int, step: int, samples: int, position: _Position, **more: Any
+        self, kind: Kind, sequence: int, step: int, samples: int, position: Position, **more: Any
     ) -> Manifest:
         return Manifest(
             chain=self.chain,
@@ -283,14 +297,3 @@ class ChainWriter:
             placement=self.identity.placement,
             **more,
         )
-
-
-def _is_empty(reader: ChainReader, newest: tuple[Manifest, Ref] | None) -> bool:
-    """Whether the history holds nothing but epochs: writers that never saved."""
-    manifest = None if newest is None else newest[0]
-    try:
-        while manifest is not None and manifest.kind == "epoch":
-            manifest = None if manifest.parent is None else reader.follow(manifest.parent)
-    except CorruptionError:
-        return False
-    return manifest is None

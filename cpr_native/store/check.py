@@ -40,10 +40,20 @@ class CommitCheck:
         try:
             if self.shard is not None:
                 segment.check_rows(record, self.manifest.schema, quantised=self.manifest.kind != "base")
+                self._check_steps(segment, record)
         except CorruptionError:
             segment.close()
             raise
         return segment
+
+    def _check_steps(self, segment: OpenSegment, record: SegmentRecord) -> None:
+        """Raises CorruptionError unless rows state their step if, and only if, of several commits."""
+        folded = self.manifest.kind == "priority" and self.manifest.replaces is not None
+        for table in record.rows:
+            if (f"{table}.step" in segment.tensors) != folded:
+                raise CorruptionError(
+                    f"{segment.path}: tensor '{table}.step': expected {'one' if folded else 'none'}"
+                )
 
     def memory(self, segment: OpenSegment, record: SegmentRecord) -> dict[str, NDArray[Any]]:
         """Returns memory for the tensors that `take` looks at, by name."""

@@ -9,18 +9,22 @@ from pathlib import Path
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import files, naming
-from cpr_native.store.chain import ChainReader
+from cpr_native.store.chain import ChainReader, exact_ref
 from cpr_native.store.directory import Directory
-from cpr_native.store.manifest import Manifest
+from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref
 from cpr_native.store.placement import Placement
 from cpr_native.store.points import CheckpointStore
 from cpr_native.store.remote import is_url
+from cpr_native.store.restore import before, exact_plan
 from cpr_native.store.schema import CollectionSchema
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitSummary:
-    """One commit: `rows` of each table and `bytes` of its segments; `live` unless on an abandoned branch."""
+    """One commit: `rows` of each table and `bytes` of its segments; `live` unless on an abandoned branch.
+
+    `replaces`: the commit that compaction made it to be read for, if so.
+    """
 
     sequence: int
     kind: str
@@ -28,6 +32,7 @@ class CommitSummary:
     samples: int
     incarnation: int
     parent: int | None
+    replaces: int | None
     segments: int
     rows: dict[str, int]
     bytes: int
@@ -132,33 +137,38 @@ def _shard_names(path: Path) -> list[str]:
 
 
 def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) -> list[str]:
+    """Returns what is wrong with the links of a commit; a missing one counts where retention removes none."""
     problems = []
-    needs = manifest.exact_parent if manifest.kind != "base" and reader.shard is not None else None
-    if _newest_base(reader) > manifest.sequence:
-        needs = None  # of no point that is left, should retention have been interrupted
     for ref in (manifest.parent, manifest.grandparent, manifest.exact_parent):
-        if ref is not None and (ref == needs or not reader.is_pruned(ref)):
+        if ref is None:
+            continue
+        if ref.sequence in reader.sequences or _is_missed(reader, manifest, ref, directory):
             try:
                 reader.follow(ref)
             except CorruptionError as error:
                 problems.append(str(error))
     for shard, ref in manifest.commits.items():
+        chain = directory.shard(shard)
         try:
-            directory.shard(shard).follow(ref)
+            if manifest.kind in EXACT_KINDS:
+                exact_plan(chain, shard, ref)
+            elif not chain.covers(ref):
+                chain.readings(ref)
         except CorruptionError as error:
             problems.append(str(error))
     return problems
 
 
-def _newest_base(reader: ChainReader) -> int:
-    """Returns the sequence of the newest intact base; 0 for none."""
-    for sequence in reversed(reader.sequences):
-        try:
-            if reader.load(sequence)[0].kind == "base":
-                return sequence
-        except CorruptionError:
-            continue
-    return 0
+def _is_missed(reader: ChainReader, manifest: Manifest, ref: Ref, directory: Directory) -> bool:
+    """Whether the commit before `manifest` should be there: retention may remove older ones."""
+    at = reader.newest([])
+    exact = None if at is None else exact_ref(*at)
+    least = exact.sequence if exact else 0
+    if ref != manifest.parent or ref.sequence < least or reader.is_pruned(ref) or reader.covers(ref):
+        return False
+    if reader.shard is not None:
+        return True
+    return not all(directory.shard(shard).covers(of_shard) for shard, of_shard in manifest.commits.items())
 
 
 def _foreign_files(reader: ChainReader) -> list[str]:
@@ -175,11 +185,8 @@ def _summary(reader: ChainReader, problems: list[str]) -> ChainSummary:
     live: set[int] = set()
     at = reader.newest([])
     while at is not None:
-        live.add(at[1].sequence)
-        try:
-            at = (reader.follow(at[0].parent), at[0].parent) if at[0].parent else None
-        except CorruptionError:
-            at = None
+        live |= {at[1].sequence, *(m.sequence for m in reader.replacements().get(at[1], ()))}
+        at, _ = before(reader, at[0], [])
     commits = []
     for sequence in reader.sequences:
         try:
@@ -195,6 +202,7 @@ def _summary(reader: ChainReader, problems: list[str]) -> ChainSummary:
                 samples=manifest.samples,
                 incarnation=manifest.incarnation,
                 parent=manifest.parent.sequence if manifest.parent else None,
+                replaces=manifest.replaces.sequence if manifest.replaces else None,
                 segments=len(manifest.segments),
                 rows=manifest.rows,
                 bytes=manifest.bytes,

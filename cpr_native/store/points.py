@@ -12,6 +12,7 @@ from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import naming
 from cpr_native.store.chain import note
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.compact import Folded, Watch
 from cpr_native.store.directory import Directory, RestorePoint
 from cpr_native.store.manifest import EXACT_KINDS
 from cpr_native.store.placement import Placement
@@ -68,12 +69,15 @@ class CheckpointStore:
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         keep: int | None = None,
         quantise: int | None = None,
+        compact: int | None = None,
     ) -> StoreWriter:
         """Opens the directory for writing: locks every chain, fences older writers, removes unfinished saves.
 
         run_id: None takes that of the directory, or a new one if it is empty.
         keep: after each base, only what the newest `keep` intact exact points need is kept; None keeps all.
         quantise: deltas and priority saves hold weights as codes of 8 or 4 bits (None: as they are).
+        compact: a thread folds a chain that has more than `compact` increments (base and deltas into a base,
+        priority saves into one), and then removes what is not kept; None: never.
         Raises LockedError; SchemaMismatchError naming table and field; CorruptionError; OSError; ValueError.
         """
         return StoreWriter(
@@ -85,6 +89,7 @@ class CheckpointStore:
             keep=keep,
             mirror=self._mirror,
             quantise=quantise,
+            compact=compact,
         )
 
     def chain_writer(
@@ -157,6 +162,24 @@ class CheckpointStore:
                 continue
             return replace(point, skipped=(*skipped, *plan.skipped))
         raise NoCheckpointError(refusal(f"{self}: no checkpoint that can be restored ({mode})", skipped))
+
+    def compact(
+        self, *, keep: int | None = None, watch: Watch = lambda _: None
+    ) -> tuple[list[Folded], str | None]:
+        """Folds every chain, of a directory that no writer has open: base and deltas into a base, priority
+        commits into one. Nothing is removed unless `keep` says how many exact points retention is to keep.
+
+        watch: told the bytes read so far by each call; 0 while a segment is being read.
+        Returns what was folded, and the error that stopped retention, if any. Raises LockedError,
+        NoCheckpointError, CorruptionError, OSError.
+        """
+        identity = self.directory().whole.identity
+        if identity is None:
+            raise NoCheckpointError(f"{self.path}: holds no checkpoint")
+        with self.writer(identity.schema, identity.placement, run_id=identity.run_id, keep=keep) as writer:
+            folded = writer.housekeeping.fold(0, watch)
+            writer.housekeeping.prune()
+            return folded, writer.housekeeping.retention_error
 
     def shard_plan(self, shard: int) -> RestorePlan:
         """Returns the newest intact rows of one shard, whatever the global commits say (partial recovery).

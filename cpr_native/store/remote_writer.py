@@ -32,6 +32,7 @@ class RemoteWriter:
         if mirror.writing:
             raise LockedError(f"{mirror.url}: this store object has a writer already")
         self._mirror = mirror
+        self.fetch = mirror.fetch
         self._objects: Objects = mirror.objects
         self._incarnation = 0
         self._chains = None if chains is None else set(chains)

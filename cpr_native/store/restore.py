@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -62,11 +62,11 @@ class ChainPlan:
 
 def exact_plan(reader: ChainReader, shard: int, ref: Ref) -> ChainPlan:
     """Returns base and deltas up to the commit `ref`, no priority commits. Raises CorruptionError."""
-    exact = exact_ref(reader.follow(ref), ref)
+    exact = exact_ref(reader.readings(ref)[0], ref)
     commits: list[Manifest] = []
     link = exact
     while link is not None:
-        commits.append(reader.follow(link))
+        commits.append(reader.readings(link)[0])
         if commits[-1].kind == "base":
             return ChainPlan(
                 reader=reader, shard=shard, head=ref, exact=exact, commits=tuple(commits[::-1]), complete=True
@@ -88,21 +88,20 @@ def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
         raise NoCheckpointError(refusal(f"{reader.path}: no intact commit", skipped))
     head, exact = at[1], exact_ref(*at)
     commits: list[Manifest] = []
-    have_delta = broken = complete = False
+    have_exact = broken = complete = False
     while at is not None and not complete:
-        manifest, _ = at
-        is_exact = manifest.kind in EXACT_KINDS
-        if is_exact or (manifest.kind == "priority" and not have_delta):
-            try:
-                reader.check_segments(manifest)
-                commits.append(manifest)
-                have_delta |= is_exact
-                complete = manifest.kind == "base"
-            except CorruptionError as error:
-                note(skipped, error)
+        is_exact = at[0].kind in EXACT_KINDS
+        if is_exact or (at[0].kind == "priority" and not have_exact):
+            intact = _intact_reading(reader, at[1], skipped)
+            if intact is not None:
+                at = (intact, at[1])
+                commits.append(intact)
+                have_exact |= is_exact
+                complete = intact.kind == "base"
+            else:
                 broken |= is_exact
         if not complete:
-            at, lost_exact = before(reader, manifest, skipped)
+            at, lost_exact = before(reader, at[0], skipped)
             broken |= lost_exact
     if broken and not complete:
         raise NoCheckpointError(refusal(f"{reader.path}: no intact base before the damage", skipped))
@@ -118,24 +117,51 @@ def running_plan(reader: ChainReader, shard: int) -> ChainPlan:
     )
 
 
+def _intact_reading(reader: ChainReader, ref: Ref, skipped: list[str]) -> Manifest | None:
+    """Returns what `ref` can be read from, to the last byte; `skipped` says what is damaged."""
+    for manifest in reader.readings(ref):
+        try:
+            reader.check_segments(manifest)
+        except CorruptionError as error:
+            note(skipped, error)
+        else:
+            return manifest
+    return None
+
+
 def before(
     reader: ChainReader, manifest: Manifest, skipped: list[str]
 ) -> tuple[tuple[Manifest, Ref] | None, bool]:
-    """Returns the commit before `manifest`, around a damaged one, and whether a base or delta was lost."""
+    """Returns the commit before `manifest`, around a damaged one, and whether a base or delta was lost.
+
+    The commit comes as it is best read, perhaps from one that replaces it, with its own reference.
+    """
     links = [
         link for link in (manifest.parent, manifest.grandparent, manifest.exact_parent) if link is not None
     ]
+    missing = []
     for link in links:
         try:
-            found = reader.follow(link)
+            found = reader.readings(link)[0]
         except CorruptionError as error:
-            if not reader.is_pruned(link):
+            if link.sequence in reader.sequences:
                 note(skipped, error)
+            elif not reader.is_pruned(link) and not reader.covers(link):
+                missing.append(error)
             continue
         # Past a damaged parent: it was a base or delta if it is the exact parent that could not be read.
         lost = manifest.exact_parent is not None and link.sequence < manifest.exact_parent.sequence
+        # Between the newest base or delta and the one before it nothing is needed, and may have been removed.
+        if manifest.kind not in EXACT_KINDS or link != manifest.exact_parent:
+            _note_all(skipped, missing)
         return (found, link), lost
+    _note_all(skipped, missing)
     return None, manifest.exact_parent is not None
+
+
+def _note_all(skipped: list[str], errors: Sequence[CorruptionError]) -> None:
+    for error in errors:
+        note(skipped, error)
 
 
 def refusal(what: str, skipped: Sequence[str]) -> str:
@@ -187,9 +213,24 @@ class RestorePlan:
         return sum(planned.record.size for planned in self.segments)
 
     def verify(self) -> None:
-        """Reads every byte of every segment needed; raises CorruptionError or OSError. Nothing is applied."""
-        check_commits([(chain.reader, commit) for chain in self.chains for commit in chain.commits])
-        self._verified = True
+        """Reads every byte of every segment needed; raises CorruptionError or OSError. Nothing is applied.
+
+        In the place of a damaged commit that replaces others the plan takes these, if they are still there.
+        """
+        while True:
+            try:
+                check_commits([(chain.reader, commit) for chain in self.chains for commit in chain.commits])
+            except CorruptionError as error:
+                replanned = tuple(map(_replanned, self.chains))
+                if replanned == self.chains:
+                    raise
+                self.chains = tuple(
+                    old if new is old else replace(new, skipped=(*old.skipped, str(error)))
+                    for old, new in zip(self.chains, replanned, strict=True)
+                )
+                continue
+            self._verified = True
+            return
 
     def holds(self, table: str, begin: int, end: int) -> bool:
         """Whether the plan has every one of the global rows [begin, end) of `table`: a base of them."""
@@ -222,6 +263,12 @@ class RestorePlan:
                 with ExitStack() as stack:
                     opened = [stack.enter_context(_stored(*segment)) for segment in batch]
                     sink.load_rows([stored for tables in opened for stored in tables])
+
+
+def _replanned(chain: ChainPlan) -> ChainPlan:
+    """Returns the plan without replacements that were found damaged, itself where there are none."""
+    damaged = [m for m in chain.commits if m.replaces is not None and chain.reader.is_damaged(m)]
+    return exact_plan(chain.reader, chain.shard, chain.head) if damaged else chain
 
 
 def _stored(

@@ -133,6 +133,11 @@ class OpenSegment:
         """
         with _corruption(self.path):
             expected = _expected(record, schema, self.tensors if quantised else {})
+            expected |= {
+                f"{name}.step": ("I64", (count,))
+                for name, count in record.rows.items()
+                if f"{name}.step" in self.tensors
+            }
             for tensor, (code, shape) in expected.items():
                 found = self.tensors.get(tensor)
                 if found is None:

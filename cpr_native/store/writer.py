@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from cpr_native.store.background import Syncing, Workers
 from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
-from cpr_native.store.checks import check_count, check_json
+from cpr_native.store.checks import check_json
 from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
+from cpr_native.store.housekeeping import Housekeeping
 from cpr_native.store.manifest import Ref
 from cpr_native.store.placement import Placement
 from cpr_native.store.quantise import check_bits
 from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.remote_writer import RemoteWriter
-from cpr_native.store.retention import prune
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.segment import SegmentPart
 
@@ -120,7 +120,8 @@ class Save:
             for table, count in save.manifest.rows.items():
                 rows[table] = rows.get(table, 0) + count
         manifest = self._global.manifest
-        retention_error = self._writer.prune() if manifest.kind == "base" else None
+        housekeeping = self._writer.housekeeping
+        housekeeping.committed(manifest.kind)
         return CommitInfo(
             sequence=ref.sequence,
             kind=manifest.kind,
@@ -128,7 +129,8 @@ class Save:
             samples=manifest.samples,
             bytes_written=size + manifest.bytes,
             rows=rows,
-            retention_error=retention_error,
+            retention_error=housekeeping.retention_error,
+            compaction_error=housekeeping.compaction_error,
         )
 
     def _commit(self, info: Mapping[str, Any] | None) -> Ref:
@@ -173,21 +175,21 @@ class StoreWriter:
         keep: int | None = None,
         mirror: Mirror | None = None,
         quantise: int | None = None,
+        compact: int | None = None,
     ) -> None:
         check_bits(quantise)
-        if keep is not None:
-            check_count("keep", keep, 1)
         self.path = path
         self.max_segment_bytes = max_segment_bytes
-        self._keep = keep
         self.quantise = quantise
         self._workers: Workers | None = None
         self._chains: list[ChainWriter] = []
         self._remote: RemoteWriter | None = None
         chains = (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards)))
         with ExitStack() as stack:
+            self.housekeeping = Housekeeping(path, self._chains, keep=keep, compact=compact)
             if mirror is not None:
                 self._remote = RemoteWriter(mirror)
+                self.housekeeping.sweep = self._remote.sweep
                 stack.callback(self._remote.close)
             for chain in chains:  # all are checked before the first is written
                 found = ChainReader(path, chain).identity
@@ -252,6 +254,10 @@ class StoreWriter:
 
         Raises CprError when a save is open; CorruptionError, FencedError, OSError.
         """
+        with self.paused():
+            self._rollback(point)
+
+    def _rollback(self, point: RestorePoint) -> None:
         plan = point.plan()
         heads = {chain.shard: chain for chain in plan.chains}
         if sorted(heads) != list(range(len(self._chains) - 1)):
@@ -264,19 +270,13 @@ class StoreWriter:
             point.ref, exact=not plan.broken, commits={shard: chain.head for shard, chain in heads.items()}
         )
 
-    def prune(self) -> str | None:
-        """Removes what retention does not keep; returns the error that stopped it: the save stands anyway."""
-        try:
-            if self._keep is not None:
-                prune(self.path, self._keep)
-            if self._remote is not None:
-                self._remote.sweep()
-        except OSError as error:
-            return str(error)
-        return None
+    def paused(self) -> AbstractContextManager[None]:
+        """In the block nothing is folded or removed in the background: for a restore from this directory."""
+        return self.housekeeping.paused()
 
     def close(self) -> None:
         """Drops an open save and frees the locks; a second call does nothing."""
+        self.housekeeping.close()
         self._stack.close()
         if self._workers is not None and self._chains[0].owned:
             self._workers.close()
