@@ -16,6 +16,7 @@ _COMMANDS = {
     "compact": ("cpr_native.cli.compact", "compact"),
     "demo": ("cpr_native.cli.emulate", "demo"),
     "emulate": ("cpr_native.cli.emulate", "emulate"),
+    "export": ("cpr_native.cli.export", "export"),
     "inspect": ("cpr_native.cli.checkpoint", "inspect"),
     "plan": ("cpr_native.cli.plan", "plan"),
     "report": ("cpr_native.cli.report", "report"),
