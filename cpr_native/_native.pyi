@@ -184,6 +184,35 @@ class Snapshot:
         traceback: TracebackType | None,
     ) -> None: ...
 
+class Region:
+    """Memory of tables in a file that outlives the process; `SharedMemory` is its face.
+
+    Takes over `fd` and its record lock: OSError (EAGAIN) when another has it.
+    """
+    def __init__(self, fd: int, name: str, *, discard: bool) -> None: ...
+    @property
+    def attached(self) -> bool:
+        """Whether tables built in it are those that an earlier process left."""
+    @property
+    def reason(self) -> str:
+        """Why contents that were there began anew; empty if none did."""
+    @property
+    def sequence(self) -> int:
+        """Number of the last commit, 0 before the first."""
+    def describe(self, text: str) -> str:
+        """Say what the next collection is. Where an earlier process said otherwise: what; else empty."""
+    def reset(self, reason: str) -> None:
+        """Begin anew, before any collection was built in it; raises CprError after."""
+    def invalidate(self) -> None:
+        """Make its contents count for nothing until the next commit."""
+    def commit(self, meta: bytes, tensors: Sequence[TensorRef], *, ends_step: bool = True) -> None:
+        """Keep copies of all of it, or, when that raises OSError, of what was committed before.
+
+        `ends_step`: rows written before it are not in doubt any more.
+        """
+    def read(self) -> tuple[bytes, list[bytes]]:
+        """Return what was committed last; raises CorruptionError."""
+
 class Collection:
     def __init__(
         self,
@@ -199,9 +228,11 @@ class Collection:
         weight_decay: float = 0.0,
         seed: int = 0,
         max_staging_bytes: int = 268435456,
+        region: Region | None = None,
     ) -> None:
         """`optimizer`: none (torch's own writes the rows), sgd, row_wise_adagrad, adagrad, adam or
-        partial_row_wise_adam (docs/numerics.md has the formulas).
+        partial_row_wise_adam (docs/numerics.md has the formulas). `region`: rows, state and trackers lie in
+        it; where it is attached, they are what an earlier process left.
         """
     learning_rate: float
     eps: float
@@ -216,6 +247,13 @@ class Collection:
     def output_dim(self) -> int: ...
     @property
     def skipped_steps(self) -> int: ...
+    @property
+    def region(self) -> Region | None:
+        """What its tables lie in, if that is shared memory."""
+    def reattach(self) -> None:
+        """Go on with the tables of an earlier process: rows in doubt become dirty; no effect without."""
+    def doubtful_rows(self, table: int) -> NDArray[np.int64] | None:
+        """Rows that it may have written since its last commit, ascending global ids; None: any row."""
     def weight(self, table: int) -> NDArray[Any]:
         """Rows of a table, [num_embeddings, dim] in its dtype, bfloat16 as uint16 bit patterns.
 

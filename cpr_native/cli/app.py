@@ -18,6 +18,7 @@ _COMMANDS = {
     "emulate": ("cpr_native.cli.emulate", "emulate"),
     "export": ("cpr_native.cli.export", "export"),
     "inspect": ("cpr_native.cli.checkpoint", "inspect"),
+    "keep": ("cpr_native.cli.keep", "keep"),
     "plan": ("cpr_native.cli.plan", "plan"),
     "report": ("cpr_native.cli.report", "report"),
     "verify": ("cpr_native.cli.checkpoint", "verify"),

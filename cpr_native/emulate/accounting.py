@@ -62,7 +62,7 @@ def overhead_of(
     """
     return Overhead(
         save=sum(save_hours(save, costs, total_rows=total_rows, row_bytes=row_bytes) for save in saves),
-        load=sum(costs.load_of(recovery.mode) for recovery in recoveries),
+        load=sum(costs.load_of(recovery.costs_as) for recovery in recoveries),
         lost=sum(recovery.hours_lost for recovery in recoveries),
-        reschedule=sum(costs.reschedule_of(recovery.mode) for recovery in recoveries),
+        reschedule=sum(costs.reschedule_of(recovery.costs_as) for recovery in recoveries),
     )

@@ -54,7 +54,7 @@ def outcome_of(
             shards=failure.shards,
             rows_restored=recovery.rows_restored,
             lost_lookups=recovery.lost_lookups,
-            mode=recovery.mode,
+            mode=recovery.costs_as,
             pls=recovery.pls,
             row_age=age,
         )

@@ -18,6 +18,7 @@ from cpr_native.modules._memory import as_tensor, compute_dtype, data_type_of, t
 from cpr_native.modules._plan import EnginePlan
 from cpr_native.modules._watch import mark_updates, watch_optimizers
 from cpr_native.modules.optimizer import EmbeddingFusedOptimizer
+from cpr_native.shared import current
 
 if TYPE_CHECKING:
     from cpr_native.modules._call import Request
@@ -58,7 +59,7 @@ class EngineModule(nn.Module):
         self._plan = plan
         self._grad_scale = 1.0
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
-        self._start(plan.build())
+        self._start(plan.build(current()))
 
     def _start(self, engine: Collection) -> None:
         self._use(engine)

@@ -16,7 +16,7 @@ from cpr_native.modules._call import Request
 from cpr_native.modules._inputs import check_device
 from cpr_native.modules._lookup import look_up, renormalise
 from cpr_native.modules._memory import data_type_of
-from cpr_native.modules._plan import EnginePlan
+from cpr_native.modules._plan import EnginePlan, is_attached
 from cpr_native.optim import FusedOptimizer
 
 # Rows that a failure resets draw from a uniform distribution of variance 1, as torch's N(0, 1).
@@ -77,6 +77,8 @@ class DropIn(EngineModule):
             self.weight = nn.Parameter(given.detach())
         else:
             self.weight = nn.Parameter(self._table_view(0))
+            if is_attached(self.engine):
+                return self._adopt()
             self.reset_parameters()
         self.sync()
 

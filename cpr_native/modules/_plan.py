@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from cpr_native._native import Collection, TableSpec
 from cpr_native.config import EmbeddingBagConfig, EmbeddingConfig, Trackers
 from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam, RowWiseAdagrad
+
+if TYPE_CHECKING:
+    from cpr_native.shared import SharedMemory
 
 DEFAULT_STAGING_BYTES = 256 * 2**20
 
@@ -52,8 +55,39 @@ class EnginePlan:
         """The table of every feature, in the order of the output."""
         return tuple(table for table, config in enumerate(self.tables) for _ in config.feature_names)
 
-    def build(self) -> Collection:
-        """Make the engine, with every row at its initial weight and state."""
+    def layout(self) -> list[dict[str, Any]]:
+        """What the engine's memory looks like, table by table, as JSON values."""
+        optimizer = self.optimizer
+        shared: dict[str, Any] = {
+            "optimizer": "none" if optimizer is None else optimizer.name,
+            "initial_state": getattr(optimizer, "initial_accumulator", 0.0),
+            "seed": self.seed,
+        }
+        return [
+            {
+                "name": config.name,
+                "rows": config.num_embeddings,
+                "dim": config.embedding_dim,
+                "dtype": config.data_type.dtype,
+                "init_range": list(config.init_range),
+                "trackers": asdict(tracked),
+                **shared,
+            }
+            for config, tracked in zip(self.tables, self.trackers, strict=True)
+        ]
+
+    def build(self, memory: SharedMemory | None = None) -> Collection:
+        """Make the engine, with every row at its initial weight and state.
+
+        `memory`: what its rows lie in; those that an earlier process left there are as they were. Raises
+        ValueError without a fused optimizer or with the caller's weights then, and what `SharedMemory.claim`
+        raises.
+        """
+        if memory is not None and (self.optimizer is None or self.external):
+            raise ValueError(
+                "shared memory: expected tables with a fused optimizer and memory of their own, got "
+                f"optimizer={self.optimizer}: what torch's optimizers write, no step marker has"
+            )
         name, scalars = "none", {"learning_rate": 0.0}
         if self.optimizer is not None:
             name, scalars = self.optimizer.name, native_scalars(self.optimizer)
@@ -69,6 +103,7 @@ class EnginePlan:
             **scalars,
             seed=self.seed,
             max_staging_bytes=self.max_staging_bytes,
+            region=None if memory is None else memory.claim(self.layout()),
         )
 
     def _spec(self, config: EmbeddingBagConfig | EmbeddingConfig, trackers: Trackers) -> TableSpec:
@@ -90,3 +125,8 @@ class EnginePlan:
             external=self.external,
             scale_grad_by_freq=self.scale_grad_by_freq,
         )
+
+
+def is_attached(engine: Collection) -> bool:
+    """Whether the rows are those that an earlier process left in shared memory."""
+    return engine.region is not None and engine.region.attached

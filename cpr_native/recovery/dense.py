@@ -99,22 +99,22 @@ class DenseState:
 
     def capture(self) -> dict[str, Any]:
         """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others."""
+        return {**copy.deepcopy(self.aliased()), "rng": rng_state()}
+
+    def aliased(self) -> dict[str, Any]:
+        """Return what `capture` copies, less the RNG, as it is: it changes with the next step."""
         position = None if self.loader is None else self.loader.state_dict()
-        state: dict[str, Any] = copy.deepcopy(
-            {
-                "model": self._parameters(),
-                "optimizer": optimizers.capture(self.optimizer, self._row_states),
-                "optimizer_class": class_of(self.optimizer),
-                "table_optimizers": [
-                    (class_of(each), optimizers.capture(each, self._row_states))
-                    for each in self.table_optimizers
-                ],
-                "position": position,
-                "app_state": {name: member.state_dict() for name, member in self.app_state.items()},
-                "app_state_classes": {name: class_of(member) for name, member in self.app_state.items()},
-            }
-        )
-        return {**state, "rng": rng_state()}
+        return {
+            "model": self._parameters(),
+            "optimizer": optimizers.capture(self.optimizer, self._row_states),
+            "optimizer_class": class_of(self.optimizer),
+            "table_optimizers": [
+                (class_of(each), optimizers.capture(each, self._row_states)) for each in self.table_optimizers
+            ],
+            "position": position,
+            "app_state": {name: member.state_dict() for name, member in self.app_state.items()},
+            "app_state_classes": {name: class_of(member) for name, member in self.app_state.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything back, parameters in place.

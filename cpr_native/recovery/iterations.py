@@ -130,7 +130,7 @@ class IterationPace:
         self._steps = 0
         self._samples = 0
         self._observed = 0
-        self._last = 0
+        self.last = 0
         self._seen = 0
 
     def observe(self, loss: float) -> None:
@@ -151,9 +151,9 @@ class IterationPace:
             self._seen = len(saves.committed)
             self._work(samples)
             self._replan(saves)
-        if samples < self._last + self.interval_samples:
+        if samples < self.last + self.interval_samples:
             return False
-        self._last = samples
+        self.last = samples
         return True
 
     def _enter(self, report: SaveReport) -> None:
@@ -196,7 +196,7 @@ class IterationPace:
         if report.restart:
             self._ages.all_saved(report.step)
             self._steps, self._samples, self._observed = report.step, report.samples, report.samples
-            self._last = report.samples
+            self.last = report.samples
         else:
             self._work(report.samples)
             self.mtbf.failed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,35 +102,46 @@ class LookupLedger:
         self._open[:] = 0
         self._total = total
 
-    def watch(self, modules: Sequence[Tracked], shard_rows: Sequence[ShardRows]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, as JSON values."""
+        return {"open": self._open.tolist(), "total": self._total}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from counts of `state_dict`."""
+        self._open[:] = state_dict["open"]
+        self._total = state_dict["total"]
+
+    def watch(
+        self, modules: Sequence[Tracked], shard_rows: Sequence[ShardRows], *, counts: bool = True
+    ) -> None:
         """Count every update of `modules` from now on; `shard_rows`: where the rows of each table lie.
 
-        What the engines' counters hold already is unsaved.
+        `counts`: what the engines' counters hold already is unsaved.
         """
         self._open[:] = 0
         at = 0
         for module in modules:
             end = at + len(module.plan.tables)
-            self._watch(module, shard_rows[at:end])
+            self._watch(module, shard_rows[at:end], counts=counts)
             at = end
         self._total = int(self._open.sum())
 
-    def _watch(self, module: Tracked, shard_rows: Sequence[ShardRows]) -> None:
+    def _watch(self, module: Tracked, shard_rows: Sequence[ShardRows], *, counts: bool) -> None:
         features = module.plan.features
         configs = module.plan.tables
         shard_of = [
             shards_of(at, config.num_embeddings) for at, config in zip(shard_rows, configs, strict=True)
         ]
         for table, of in enumerate(shard_of):
-            if not module.plan.trackers[table].mfu:
-                continue  # never looked up
-            counts = module.engine.counts(table)
-            rows = np.flatnonzero(counts)
-            np.add.at(self._open, of(rows), counts[rows].astype(np.int64))
+            if not counts or not module.plan.trackers[table].mfu:
+                continue  # without: never looked up
+            found = module.engine.counts(table)
+            rows = np.flatnonzero(found)
+            np.add.at(self._open, of(rows), found[rows].astype(np.int64))
 
         def looked_up(request: Request, frozen: Sequence[int]) -> Callable[[], None]:
             offsets = None if request.offsets is None else request.offsets.numpy()
-            counts = routed(request.ids.numpy(), offsets, features, shard_of, self._shards, frozen=frozen)
-            return lambda: self.add(counts)
+            of_batch = routed(request.ids.numpy(), offsets, features, shard_of, self._shards, frozen=frozen)
+            return lambda: self.add(of_batch)
 
         module.observe_updates(looked_up)

@@ -40,6 +40,10 @@ class Losses:
         lookups: int = info["unsaved_lookups"]
         return lookups, self._add(lookups, samples)
 
+    def reattached(self, pls: float) -> None:
+        """Go on from a PLS of before: nothing was lost."""
+        self._pls = pls
+
     def _add(self, lookups: int, samples: int) -> float:
         pls = self._ledger.fraction(lookups) * samples / self._total_samples
         self._pls += pls

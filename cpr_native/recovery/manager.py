@@ -16,16 +16,19 @@ from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
+from cpr_native.recovery.lasting import Lasting
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
-from cpr_native.recovery.progress import Progress, pace_of
+from cpr_native.recovery.progress import pace_of
 from cpr_native.recovery.report import RecoveryReport
 from cpr_native.recovery.saves import Cut, Saves
-from cpr_native.shard import Restored, Shard, make_shards
+from cpr_native.recovery.shared_state import SharedState
+from cpr_native.shard import Shard, make_shards
+from cpr_native.shared import SharedMemory
 from cpr_native.store import CheckpointStore, RestorePoint
 
 
-class RecoveryManager(Progress):
+class RecoveryManager(Lasting):
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
     `model`: holds embedding modules of this package, any number of any kind, with one kind of optimizer, or
@@ -39,8 +42,9 @@ class RecoveryManager(Progress):
     on disk after each base (None: all); `quantise`: 8 or 4 bits for each weight in deltas and priority saves,
     which a recovery gives back within a bound (None: to the bit); `loop`: plans the interval anew after each
     save and recovery, for a target PLS or, by `IterationLoop` and with `Scar`, interval and fraction from the
-    losses that `observe` is told (see `pace.loop`; its state is in each commit). Cuts are step numbers: no
-    clock decides anything.
+    losses that `observe` is told (see `pace.loop`; its state is in each commit); `shared`: what all tables
+    were built in, where each `step` leaves the job for the next process (see `SharedMemory`). Cuts are step
+    numbers: no clock decides anything.
     The tables' fused optimizer is saved with the rows, all its scalars too (learning rate, steps,
     `grad_scale`, ...); full recovery puts them back, partial leaves them.
 
@@ -69,6 +73,7 @@ class RecoveryManager(Progress):
         keep: int | None = None,
         quantise: int | None = None,
         loop: ClosedLoop | IterationLoop | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
             raise ValueError(f"samples_per_hour must be finite and above 0, got {samples_per_hour}")
@@ -97,6 +102,7 @@ class RecoveryManager(Progress):
             app_state=app_state,
             row_states=self._tables.row_states,
         )
+        self._shared = None if shared is None else SharedState(shared, self._tables, self._dense)
         ledger = LookupLedger(job.shards)
         self.pace = pace_of(
             loop, policy=chosen, plan=self.plan, job=job, costs=costs, target_pls=target_pls,
@@ -122,9 +128,11 @@ class RecoveryManager(Progress):
         if not self.running:
             self._open_empty()
             self._saves.begin_due(self._cut(), "start")
+            self._leave()
 
     def _open_empty(self) -> None:
         restore.check_empty(self._store)
+        self._begin_anew()
         self._saves.open(self._store)
         self._saves.due = True
 
@@ -151,6 +159,7 @@ class RecoveryManager(Progress):
         self._saves.settle(wait=False)
         if self.pace.step(before, self.samples, self._saves, self.pls):
             self._saves.mark_due()
+        self._stepped()
         self._saves.raise_error()
         self._saves.begin_due(self._cut())
         self._saves.raise_error()
@@ -184,6 +193,7 @@ class RecoveryManager(Progress):
             if self._saves.exact_step != self.steps:
                 self._saves.begin("delta", "close", self._cut())
                 self.flush()
+            self._leave()
         self._saves.close()
 
     def _cut(self) -> Cut:
@@ -217,19 +227,27 @@ class RecoveryManager(Progress):
         self._tables.sync()
         started = perf_counter()
         if self.policy.recovery == "partial":
-            return self._recover_partial(failed, started)
-        return self._rewind(self._store.latest("exact"), failed, started)
+            report = self._recover_partial(failed, started)
+        else:
+            report = self._rewind(self._store.latest("exact"), failed, started)
+        self._leave()
+        return report
 
     def resume(self, *, required: bool = False) -> RecoveryReport | None:
-        """Go on from the newest intact state of the store, in a new process or with a new model object.
+        """Go on in a new process or with a new model object: from `shared` memory, else from the store.
 
-        Restores rows, dense state, optimizer, RNG and data position: the newest exact point, or under a
+        Tables in shared memory are as the process before left them, and so is all else of its last step,
+        unless the report says why they were `refused`. From the newest intact state of the store it restores
+        rows, dense state, optimizer, RNG and data position: the newest exact point, or under a
         partial policy the newest rows of every commit. None when nothing was ever committed, or with
         `required` NoCheckpointError. Raises NoCheckpointError when there are commits but none is intact,
         SchemaMismatchError for another model's.
         """
         if self.running:
             raise ValueError("resume() goes before start() and step()")
+        report = self._reattached(perf_counter())
+        if report is not None:
+            return report
         if not required and not restore.holds_commits(self._store):
             return None
         self._tables.sync()
@@ -238,7 +256,9 @@ class RecoveryManager(Progress):
         point = self._store.latest(mode, schema=self._tables.schema, placement=self._placement)
         self._saves.open(self._store)
         try:
-            return self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
+            report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
+            self._leave()
+            return report
         except BaseException:
             self._saves.close()
             raise
@@ -248,33 +268,25 @@ class RecoveryManager(Progress):
     ) -> RecoveryReport:
         """Put everything back to `point` and go on from its position."""
         writer = self._saves.require_writer()
+        self._invalidate()
         restored = restore.restore_point(
             point, writer, self._tables, self._dense, self.shards, failed, self._half, restart=restart
         )
         fields: dict[str, Any] = {"lost_samples": self.samples - point.samples}
         self.steps, self.samples = point.step, point.samples
-        cut = Cut(step=point.step, samples=point.samples, info=point.info)
+        cut = Cut(step=point.step, samples=point.samples, info=point.info, commit=point.sequence)
         self._saves.rewind(cut, exact=point.kind != "priority")
         if restored.broken:
             self._saves.require_base()
         if restart:
             lookups, pls = self._losses.restarted(point.info, samples=point.samples)
             self.pace.load_state_dict(point.info)
-            fields = {"restart": True, "lost_lookups": lookups, "pls": pls}
+            fields = {"restart": True, "lost_lookups": lookups, "pls": pls, "refused": self._refused}
         return self._report(failed, started, [restored], mode="full", **fields)
 
     def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
+        self._invalidate()
         restored = restore.restore_shards(self.shards, failed, self._half)
         self._saves.restored(restored, [self.shards[number] for number in failed])
         lookups, pls = self._losses.shards_lost(failed, samples=self.samples)
         return self._report(failed, started, restored, mode="partial", lost_lookups=lookups, pls=pls)
-
-    def _report(
-        self, failed: tuple[int, ...], started: float, restored: Sequence[Restored], **fields: Any
-    ) -> RecoveryReport:
-        fields |= {"step": self.steps, "samples": self.samples}
-        lost = fields.get("lost_samples", 0) / self.samples_per_hour
-        report = restore.report(restored, started, shards=failed, hours_lost=lost, **fields)
-        self.recoveries.append(report)
-        self.pace.recovered(report, self._saves, self.pls)
-        return report

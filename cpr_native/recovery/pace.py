@@ -42,7 +42,7 @@ class Pace:
         self._samples_per_hour = samples_per_hour
         self.loop: LoopState | None = None
         self.interval_samples = self._samples(plan)
-        self._last = 0
+        self.last = 0
         self._seen = 0
         if settings is not None:
             ranked = policy.kind(0) == "priority"
@@ -79,9 +79,9 @@ class Pace:
                 self._observe(self.loop, report)
             self._seen = len(saves.committed)
             self._replan(self.loop, samples, saves, pls)
-        if samples < self._last + self.interval_samples:
+        if samples < self.last + self.interval_samples:
             return False
-        self._last = samples
+        self.last = samples
         return True
 
     def _observe(self, loop: LoopState, report: SaveReport) -> None:
@@ -94,7 +94,7 @@ class Pace:
     def recovered(self, report: RecoveryReport, saves: Saves, pls: float) -> None:
         """Plan anew after a recovery. A restart counts as no failure: it may have been wanted."""
         if report.mode == "full":
-            self._last = report.samples
+            self.last = report.samples
         if self.loop is None:
             return
         if not report.restart:

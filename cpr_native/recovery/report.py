@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpr_native.overhead import Recovery
 from cpr_native.policy import SaveKind
@@ -36,16 +40,20 @@ class SaveReport:
 class RecoveryReport:
     """One recovery from a failure, or one restart in a new process.
 
-    `mode`: "full" or "partial"; `restart`: True from `resume()`; `shards`: those that failed (all at a
+    `mode`: "reattached" (tables in shared memory were as the process before had left them), "partial" or
+    "full"; `restart`: True from `resume()`; `shards`: those that failed (all at a
     restart); `step`, `samples`: position of training after it; `lost_samples`: samples to train again (full
     only), the same in hours of the job as `hours_lost`; `rows_restored`: rows read from commits;
     `rows_reset`: rows back at their initial values because no commit has them; `lost_lookups`: lookups
     whose updates are gone (under a partial policy); `pls`: what this failure added to the portion of
     lost lookups; `seconds`: time taken; `skipped`: what damaged files were passed over;
-    `rows_quantised`: rows read, as often as they were, from commits that have weights within a bound only.
+    `rows_quantised`: rows read, as often as they were, from commits that have weights within a bound only;
+    `doubtful_rows`: of tables in shared memory, by table: global rows, ascending, that the step in flight may
+    have written (None: any row), whose batch is trained again; `refused`: why shared memory was not used, if
+    some was there.
     """
 
-    mode: Recovery
+    mode: Recovery | Literal["reattached"]
     shards: tuple[int, ...]
     step: int
     samples: int
@@ -59,3 +67,10 @@ class RecoveryReport:
     lost_lookups: int = 0
     pls: float = 0.0
     rows_quantised: int = 0
+    doubtful_rows: Mapping[str, NDArray[np.int64] | None] = field(default_factory=dict)
+    refused: str | None = None
+
+    @property
+    def costs_as(self) -> Recovery:
+        """The kind of recovery whose costs it has; of memory attached to, those of a full one."""
+        return "partial" if self.mode == "partial" else "full"

@@ -74,6 +74,7 @@ class BackgroundSaver:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._reason: SaveReason | None = None
         self._outcome: SaveDone | SaveFailed | None = None
 
     @property
@@ -81,11 +82,17 @@ class BackgroundSaver:
         """Whether a save was submitted and its outcome not yet collected."""
         return self._thread is not None
 
+    @property
+    def owes(self) -> bool:
+        """Whether a save that was due is in flight: without its commit it is due again."""
+        return self.busy and self._reason in ("start", "due")
+
     def submit(self, pending: PendingSave) -> None:
         """Start to write `pending`; the one before must have been collected.
 
         Raises RuntimeError when no thread can be started; `pending` is undone then.
         """
+        self._reason = pending.reason
         self._thread = threading.Thread(target=self._run, args=(pending,), name="cpr-saver")
         try:
             self._thread.start()

@@ -17,6 +17,7 @@ from cpr_native.recovery.last_saved import LastSaved, Priorities
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import SaveReason, SaveReport
 from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
+from cpr_native.recovery.shared_state import Left, exact_of
 from cpr_native.shard import Restored, Shard
 from cpr_native.store import CheckpointStore, Placement, StoreWriter
 from cpr_native.store.checks import check_count
@@ -25,11 +26,15 @@ from cpr_native.store.quantise import check_bits
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A step boundary: steps and samples trained so far, and what a commit notes about it (JSON values)."""
+    """A step boundary: steps and samples trained so far, and what a commit notes about it (JSON values).
+
+    `commit`: the sequence number of the one that was restored there, if one was.
+    """
 
     step: int
     samples: int
     info: Mapping[str, Any]
+    commit: int | None = None
 
 
 class Saves:
@@ -80,16 +85,20 @@ class Saves:
         self.exact_step = -1
         self.exact_samples = 0
         self._needs_base = True
+        self._commit: int | None = None
         self.committed: list[SaveReport] = []
 
-    def open(self, store: CheckpointStore) -> None:
-        """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises."""
+    def open(self, store: CheckpointStore, *, counts: bool = True) -> None:
+        """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises.
+
+        `counts`: what the engines' counters hold already is unsaved.
+        """
         self.writer = store.writer(
             self._tables.schema, self._placement, keep=self._keep, quantise=self._quantise
         )
         self._last_saved.keep()
         if self._ledger is not None:
-            self._ledger.watch([part.module for part in self._tables.parts], self._blocks)
+            self._ledger.watch([part.module for part in self._tables.parts], self._blocks, counts=counts)
 
     @property
     def busy(self) -> bool:
@@ -186,6 +195,7 @@ class Saves:
             return
         report = outcome.report
         self.committed.append(report)
+        self._commit = report.sequence
         if self._ledger is not None:
             self._ledger.saved(outcome.lookups)
         self.due_saves += report.reason == "due"
@@ -219,11 +229,44 @@ class Saves:
         """Go on from a restored point, with nothing due; `exact`: it is no priority commit."""
         self.due = False
         self.due_saves = cut.info["due_saves"]
+        self._commit = cut.commit
         self.exact_step, self.exact_samples = cut.step if exact else -1, cut.samples
         self._needs_base = False
         self._last_saved.keep()
         if self._ledger is not None:
             self._ledger.rewind(cut.info["lookups"])
+
+    def books(self) -> dict[str, Any]:
+        """Return where this is, as JSON values, for a process that goes on with the same memory."""
+        writer = self.require_writer()
+        return {
+            "run": writer.run_id,
+            "incarnation": writer.incarnation,
+            "commit": self._commit,
+            "due": self.due or self._saver.owes,
+            "due_saves": self.due_saves,
+            "exact_step": self.exact_step,
+            "exact_samples": self.exact_samples,
+            "needs_base": self._needs_base,
+            "ledger": None if self._ledger is None else self._ledger.state_dict(),
+        }
+
+    def reattach(self, left: Left) -> None:
+        """Go on from the books of a process that died and the saves that were committed without them."""
+        books, writer = left.books, self.require_writer()
+        writer.go_on()
+        self.due, self.due_saves, self._commit = books["due"], books["due_saves"], books["commit"]
+        self.exact_step, self.exact_samples = books["exact_step"], books["exact_samples"]
+        self._needs_base = books["needs_base"]
+        if self._ledger is not None and books["ledger"] is not None:
+            self._ledger.load_state_dict(books["ledger"])
+        exact = exact_of(left)
+        if exact is not None:
+            self.exact_step, self.exact_samples, self._needs_base = exact.step, exact.samples, False
+        if left.newer:
+            self.due, self._commit = False, left.newer[0].sequence
+        if left.damaged:
+            self.require_base()
 
     def require_writer(self) -> StoreWriter:
         """Return the writer; raises ValueError before the manager has started and after it was closed."""

@@ -104,7 +104,7 @@ class ChainWriter:
             raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
         self.incarnation = 1 + last_incarnation(reader)
         self._position = Position(newest[1], newest[0].parent, exact_ref(*newest)) if newest else Position()
-        self._attached = only_epochs(reader, newest)
+        self.attached = only_epochs(reader, newest)
         used = 0 if self._remote is None else self._remote.used(self.chain)
         self._next_sequence = 1 + max(used, highest_sequence(self.path))
         at = (newest[0].step, newest[0].samples) if newest else (0, 0)
@@ -130,8 +130,8 @@ class ChainWriter:
     def permits(self, kind: str) -> bool:
         """Whether a save of `kind` may be committed now: always a base, a delta only after one."""
         if kind == "delta":
-            return self._attached and self._position.exact is not None
-        return self._attached or kind == "base"
+            return self.attached and self._position.exact is not None
+        return self.attached or kind == "base"
 
     def require_base(self) -> None:
         """Makes deltas be refused until the next base: rows in memory are not what the chain says."""
@@ -163,7 +163,7 @@ class ChainWriter:
             raise CprError(f"{self.path}: a save is open already")
         if not self.permits(kind):
             over = "the directory has a history; save a base, or roll back to a restored point first"
-            reason = "before a base" if self._attached else f"yet: {over}"
+            reason = "before a base" if self.attached else f"yet: {over}"
             raise CprError(f"{self.path}: a {kind} save is not permitted {reason}")
         manifest = self._manifest(
             cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
@@ -231,7 +231,7 @@ class ChainWriter:
         manifest = reader.readings(target)[0]
         position = Position(target, manifest.parent, exact_ref(manifest, target) if exact else None)
         ref = self._commit("rollback", manifest.step, manifest.samples, position, commits=commits or {})
-        self._attached = True
+        self.attached = True
         return ref
 
     def _commit(self, kind: Kind, step: int, samples: int, position: Position, **more: Any) -> Ref:
@@ -255,7 +255,7 @@ class ChainWriter:
             return
         self._position = Position(ref, manifest.parent, exact_ref(manifest, ref))
         if manifest.kind == "base":
-            self._attached = True
+            self.attached = True
 
     def _closed(self) -> None:
         self._save = None

@@ -270,6 +270,11 @@ class StoreWriter:
             point.ref, exact=not plan.broken, commits={shard: chain.head for shard, chain in heads.items()}
         )
 
+    def go_on(self) -> None:
+        """Attaches to the history as it is: memory holds its rows, and what changed since is dirty."""
+        for chain in self._chains:
+            chain.attached = True
+
     def paused(self) -> AbstractContextManager[None]:
         """In the block nothing is folded or removed in the background: for a restore from this directory."""
         return self.housekeeping.paused()

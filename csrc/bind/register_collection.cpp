@@ -48,7 +48,8 @@ void check_beta(const char* name, double value) {
 std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables, const std::vector<int64_t>& features,
                                             const std::string& optimizer, float learning_rate, float eps,
                                             float initial_state, double beta1, double beta2, float weight_decay,
-                                            uint64_t seed, int64_t max_staging_bytes) {
+                                            uint64_t seed, int64_t max_staging_bytes,
+                                            const std::shared_ptr<Region>& region) {
   require(!tables.empty(), "tables: expected at least one");
   const OptimizerSpec spec{parse_optimizer(optimizer), learning_rate, eps, initial_state, beta1, beta2, weight_decay};
   check_not_negative("learning_rate", learning_rate);
@@ -65,6 +66,8 @@ std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables
             "table '" + table.name + "': float64 is supported with optimizer none only, got " + optimizer);
     require(wide == (tables[0].dtype == DType::kFloat64),
             "table '" + table.name + "': float64 and other dtypes don't mix in one collection");
+    require(region == nullptr || spec.kind != Optimizer::kNone,
+            "table '" + table.name + "': tables in shared memory need a fused optimizer, got none");
     require(!table.external || spec.kind == Optimizer::kNone,
             "table '" + table.name + "': external memory is supported with optimizer none only, got " + optimizer);
     require(!table.track_drift || spec.kind != Optimizer::kNone,
@@ -77,7 +80,7 @@ std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables
   }
   require(max_staging_bytes > 0, "max_staging_bytes: expected more than 0, got " + std::to_string(max_staging_bytes));
   py::gil_scoped_release release;
-  return std::make_unique<Collection>(tables, features, spec, seed, max_staging_bytes);
+  return std::make_unique<Collection>(tables, features, spec, seed, max_staging_bytes, region);
 }
 
 std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::optional<TensorRef>& offsets,
@@ -243,10 +246,11 @@ void def_scalar(py::class_<Collection>& c, const char* name, T OptimizerSpec::* 
 void register_collection(py::module_& m) {
   register_settings(m);
   py::class_<Collection> c(m, "Collection");
+  register_region(m, c);
   c.def(py::init(&make_collection), py::arg("tables"), py::arg("features"), py::kw_only(), py::arg("optimizer"),
         py::arg("learning_rate"), py::arg("eps") = 1e-8F, py::arg("initial_state") = 0.0F, py::arg("beta1") = 0.9,
         py::arg("beta2") = 0.999, py::arg("weight_decay") = 0.0F, py::arg("seed") = 0,
-        py::arg("max_staging_bytes") = int64_t{256} << 20);
+        py::arg("max_staging_bytes") = int64_t{256} << 20, py::arg("region") = nullptr);
   def_scalar(c, "learning_rate", &OptimizerSpec::learning_rate, check_not_negative);
   def_scalar(c, "eps", &OptimizerSpec::eps, check_not_negative);
   def_scalar(c, "beta1", &OptimizerSpec::beta1, check_beta);

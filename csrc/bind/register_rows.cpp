@@ -82,7 +82,7 @@ void set_drift(Collection& c, int64_t table, const TensorRef& drift) {
 // Words of local rows [0, n) through `read`, copied.
 template <typename T, typename F>
 py::array_t<T> per_row(Collection& c, int64_t table, F read) {
-  const TableView view = c.table(check_table(c, table)).view();
+  const TableView view = c.settled_table(check_table(c, table)).view();
   py::array_t<T> values(view.num_rows);
   T* out = values.mutable_data();
   for (int64_t row = 0; row < view.num_rows; ++row) out[row] = read(load_word(&meta_of(view, row)->word));
@@ -168,7 +168,7 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "drift_histogram",
       [](Collection& self, int64_t table) {
-        return to_array(self.table(check_table(self, table)).drift_histogram(), {kDriftBuckets});
+        return to_array(self.settled_table(check_table(self, table)).drift_histogram(), {kDriftBuckets});
       },
       py::arg("table"));
   c.def(
@@ -208,11 +208,12 @@ void register_rows(py::class_<Collection>& c) {
   c.def(
       "count_histogram",
       [](Collection& self, int64_t table) {
-        return to_array(self.table(check_table(self, table)).histogram(), {kCountBuckets});
+        return to_array(self.settled_table(check_table(self, table)).histogram(), {kCountBuckets});
       },
       py::arg("table"));
   c.def(
-      "num_dirty", [](Collection& self, int64_t table) { return self.table(check_table(self, table)).num_dirty(); },
+      "num_dirty",
+      [](Collection& self, int64_t table) { return self.settled_table(check_table(self, table)).num_dirty(); },
       py::arg("table"));
   c.def("load_rows", &load_rows, py::arg("table"), py::arg("rows"), py::arg("weight"), py::arg("state"), py::kw_only(),
         py::arg("dirty") = false, py::arg("threads") = 1);

@@ -38,6 +38,22 @@ CPR_INLINE uint32_t true_word(const TableView& t, int64_t row, uint32_t word) {
   return stale ? word & ~kListedBit : word;
 }
 
+// `word`: a true_word. From any thread.
+CPR_INLINE void log_row(const RowLog& log, int64_t row, uint32_t word, float drift) {
+  if ((word & log.given) == 0 && drift == 0.0F) return;
+  const uint64_t at = __atomic_fetch_add(&log.book->next, 1, __ATOMIC_RELAXED);
+  if (at >= log.capacity) {
+    __atomic_store_n(&log.book->lost, 1, __ATOMIC_RELEASE);
+    return;
+  }
+  RowLogEntry& entry = log.entries[at];
+  __atomic_store_n(&entry.tag, 0, __ATOMIC_RELAXED);
+  entry.row = static_cast<uint32_t>(row);
+  entry.word = word & log.given;
+  entry.drift = drift;
+  __atomic_store_n(&entry.tag, log.tag, __ATOMIC_RELEASE);
+}
+
 CPR_INLINE void stage_row(const TableView& t, int64_t row, uint32_t word, float drift) {
   const int64_t slot = __atomic_fetch_add(t.staging.next, 1, __ATOMIC_RELAXED);
   const size_t bytes = static_cast<size_t>(weight_bytes(t.format));
@@ -62,6 +78,7 @@ CPR_INLINE void stage_row(const TableView& t, int64_t row, uint32_t word, float 
     const float drift = t.track_drift ? drift_of(t, row, word) : 0.0F;
     const bool taken = is_selected(t, t.rule, row, word, drift);
     const uint32_t next = settled_word(t.rule, t.parity_bit, word, taken);
+    if (taken && t.log != nullptr) log_row(*t.log, row, true_word(t, row, word), drift);
     if (__atomic_compare_exchange_n(cell, &word, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
       if (taken) {
         stage_row(t, row, word, drift);

@@ -57,6 +57,29 @@ struct SampleRule {
 inline constexpr uint32_t kEmptySlot = ~uint32_t{0};
 inline constexpr uint32_t kSsuGroups = 64;
 
+// The rows that a snapshot in flight has taken out of the words of a table in shared memory, so that the next process
+// can give them back. A row is entered before its word changes.
+struct RowLogEntry {
+  uint32_t row;
+  uint32_t word;
+  float drift;
+  uint32_t tag;  // of the snapshot, written last
+};
+
+struct RowLogBook {
+  uint64_t next = 0;
+  uint64_t sure = 0;  // words of the entries before it have surely changed
+  uint64_t lost = 0;  // there was no room: any row
+};
+
+struct RowLog {
+  RowLogEntry* entries = nullptr;
+  RowLogBook* book = nullptr;
+  uint64_t capacity = 0;
+  uint32_t tag = 0;
+  uint32_t given = 0;  // bits of the word that the snapshot takes
+};
+
 struct TableView {
   void* weight = nullptr;
   char* meta = nullptr;  // of RowMeta or DriftMeta
@@ -77,6 +100,7 @@ struct TableView {
   bool walking = false;              // a snapshot's walk is under way
   SelectRule rule;
   StagingView staging;
+  const RowLog* log = nullptr;  // of tables in shared memory, while a snapshot is taken
   SsuView ssu;
 };
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -11,7 +12,7 @@
 namespace cpr {
 
 Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> features, OptimizerSpec optimizer,
-                       uint64_t seed, int64_t max_staging_bytes)
+                       uint64_t seed, int64_t max_staging_bytes, const std::shared_ptr<Region>& region)
     : features_(std::move(features)),
       features_of_table_(tables.size()),
       optimizer_(optimizer),
@@ -29,8 +30,7 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
     wide_ = wide_ || spec.dtype == DType::kFloat64;
     pools_max_ = pools_max_ || spec.pooling == Pooling::kMax;
   }
-  const Arenas arenas{std::make_shared<Arena>(weight_bytes), std::make_shared<Arena>(state_bytes),
-                      std::make_shared<Arena>(tracker_bytes)};
+  const Arenas arenas = place(weight_bytes, state_bytes, tracker_bytes, region);
   bool any_ssu = false;
   for (TableSpec& spec : tables) {
     if (spec.track_ssu) {
@@ -52,7 +52,11 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
     feature_column_.push_back(unpooled_ ? 0 : output_dim_);
     output_dim_ = table(features_[f]).dim() + (unpooled_ ? 0 : output_dim_);
   }
-  for (const auto& table : tables_) table->initialise(0, table->num_rows());
+  if (region_ != nullptr && region_->attached()) {
+    find_left();
+  } else {
+    for (const auto& table : tables_) table->initialise(0, table->num_rows());
+  }
 }
 
 void Collection::check_unpooled() const {
@@ -139,6 +143,10 @@ void Collection::check_bound(const char* call) const {
 }
 
 void Collection::bind_weight(int64_t index, void* weight, std::shared_ptr<void> owner) {
+  if (region_ != nullptr && weight != table(index).view().weight) {
+    throw std::invalid_argument("table '" + table(index).spec().name +
+                                "' lies in shared memory: its weight can't be memory of the caller's");
+  }
   mark_all_dirty(index);                                    // ends a running walk, which reads the old memory
   std::shared_ptr<void> old = table(index).weight_owner();  // let go after the lock: it may be Python's
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -146,10 +154,8 @@ void Collection::bind_weight(int64_t index, void* weight, std::shared_ptr<void> 
 }
 
 void Collection::bind_state(int64_t index, const std::vector<StateArray>& arrays, std::shared_ptr<void> owner) {
-  check_owner("bind_state");
   std::shared_ptr<void> old = table(index).state_owner();  // let go after the lock: it may be Python's
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("bind_state");
+  const std::unique_lock<std::mutex> lock = lock_idle("bind_state");
   table(index).bind_state(arrays, std::move(owner));
 }
 
@@ -166,13 +172,11 @@ void Collection::check_rows(int64_t index, const int64_t* rows, int64_t n) const
 
 std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
                                             const std::vector<ShardRule>& shards, bool blocking, bool walks) {
-  check_owner("begin");
   check_bound("begin");
-  std::unique_lock<std::mutex> lock(mutex_);
-  check_idle("begin");
+  std::unique_lock<std::mutex> lock = lock_idle("begin");
   for (const auto& table : tables_) table->enter_deferred();
   std::vector<Snapshot::Part> parts;
-  const uint64_t sequence = static_cast<uint64_t>(snapshots_begun_);
+  const uint64_t sequence = static_cast<uint64_t>(book_->snapshots_begun);
   for (int64_t t = 0; t < num_tables(); ++t) {
     Snapshot::Part part;
     part.table = &table(t);
@@ -194,13 +198,16 @@ std::shared_ptr<Snapshot> Collection::begin(const std::vector<SelectionRequest>&
     if (!shards.empty()) part.shards = shards[static_cast<size_t>(t)];
     parts.push_back(part);
   }
-  auto snapshot = std::make_shared<Snapshot>(std::move(parts), step_, &mutex_, staging_);
+  begin_logs(parts, clears_dirty);
+  std::function<void()> ended;
+  if (region_ != nullptr) ended = [this] { end_logs(); };
+  auto snapshot = std::make_shared<Snapshot>(std::move(parts), step_, &mutex_, staging_, std::move(ended));
   if (blocking) lock.unlock();  // the walk ends by sealing under the mutex
   snapshot->start(blocking, walks);
   if (blocking) lock.lock();
   active_ = snapshot;
   walk_over_at_step_ = blocking;
-  ++snapshots_begun_;
+  ++book_->snapshots_begun;
   return snapshot;
 }
 

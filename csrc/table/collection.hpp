@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -45,7 +46,7 @@ struct SelectionRequest {
 class Collection {
  public:
   Collection(std::vector<TableSpec> tables, std::vector<int64_t> features, OptimizerSpec optimizer, uint64_t seed,
-             int64_t max_staging_bytes);
+             int64_t max_staging_bytes, const std::shared_ptr<Region>& region = nullptr);
   ~Collection();
   Collection(const Collection&) = delete;
   Collection& operator=(const Collection&) = delete;
@@ -120,6 +121,20 @@ class Collection {
                                   const std::vector<ShardRule>& shards, bool blocking, bool walks);
   void close();
 
+  // In shared memory.
+  const std::shared_ptr<Region>& region() const { return region_; }
+  // Goes on with the tables of a process that died: rows that it was writing become dirty, and the walk of its snapshot
+  // goes on in the background. What the snapshot had taken is given back, and totals are counted, when first needed.
+  void reattach();
+  // Global rows that it may have written since its last commit, ascending; all if there were too many to note.
+  const std::vector<int64_t>& doubtful_rows(int64_t table) const { return doubtful_.at(static_cast<size_t>(table)); }
+  bool all_doubtful() const { return all_doubtful_; }
+  // Totals of a table, once nothing of such a process is left.
+  Table& settled_table(int64_t index) {
+    settle_left();
+    return table(index);
+  }
+
  private:
   struct Unit {
     int64_t table = 0;
@@ -130,6 +145,14 @@ class Collection {
 
   void check_owner(const char* call) const;
   void check_idle(const char* call) const;
+  std::unique_lock<std::mutex> lock_idle(const char* call);
+  std::unique_lock<std::mutex> lock_settled();
+  Arenas place(size_t weight_bytes, size_t state_bytes, size_t tracker_bytes, const std::shared_ptr<Region>& region);
+  void find_left();
+  void settle_left();
+  void note_rows(int64_t table, const std::vector<cpu::KeySpan>& spans);
+  void begin_logs(const std::vector<Snapshot::Part>& parts, bool clears_dirty);
+  void end_logs();
   // The snapshot that rows written from outside may have torn, failed; nullptr if none.
   std::shared_ptr<Snapshot> fail_torn(int64_t table);
   void check_unpooled() const;
@@ -166,7 +189,13 @@ class Collection {
   int log2_period_ = 0;
   int64_t step_ = 0;
   int64_t skipped_steps_ = 0;
-  int64_t snapshots_begun_ = 0;
+  std::shared_ptr<Region> region_;
+  CollectionBook own_book_;
+  CollectionBook* book_ = &own_book_;
+  SparseArea marker_;
+  std::vector<std::vector<int64_t>> doubtful_;  // by table
+  bool all_doubtful_ = false;
+  std::atomic<bool> left_{false};  // what a process that died left has not been brought to the words
   std::shared_ptr<BatchPool> batches_ = std::make_shared<BatchPool>();
   std::shared_ptr<StagingPool> staging_;
   std::vector<cpu::Workspace> workspaces_;

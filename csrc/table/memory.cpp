@@ -2,9 +2,13 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <new>
+#include <string>
 #include <utility>
+
+#include "core/errors.hpp"
 
 namespace cpr {
 
@@ -12,9 +16,16 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 }
 
-// Aligns to the huge page by mapping one page more and unmapping the ends.
 HugeBuffer::HugeBuffer(size_t bytes) {
-  if (bytes == 0) return;
+  if (bytes > 0) map(bytes, -1, 0);
+}
+
+HugeBuffer::HugeBuffer(size_t bytes, int fd, size_t offset) {
+  if (bytes > 0) map(bytes, fd, offset);
+}
+
+// Aligns to the huge page by reserving one page more and unmapping the ends.
+void HugeBuffer::map(size_t bytes, int fd, size_t offset) {
   const bool huge = bytes >= kHugePage;
   const size_t unit = huge ? kHugePage : 4096;
   const size_t size = (bytes + unit - 1) / unit * unit;
@@ -28,8 +39,14 @@ HugeBuffer::HugeBuffer(size_t bytes) {
     const size_t tail = mapped - static_cast<size_t>(aligned - begin) - size;
     if (tail > 0) munmap(aligned + size, tail);
     begin = aligned;
-    madvise(begin, size, MADV_HUGEPAGE);  // advice: without it the memory works, only slower
   }
+  if (fd >= 0 &&
+      mmap(begin, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED) {
+    const int error = errno;
+    munmap(begin, size);
+    throw IoError(error, "memory of a file can't be shared", std::to_string(fd));
+  }
+  if (huge) madvise(begin, size, MADV_HUGEPAGE);  // advice: without it the memory works, only slower
   data_ = begin;
   size_ = size;
 }

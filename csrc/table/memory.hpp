@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 namespace cpr {
 
@@ -9,6 +10,8 @@ class HugeBuffer {
  public:
   HugeBuffer() = default;
   explicit HugeBuffer(size_t bytes);  // throws std::bad_alloc
+  // The bytes of a file from `offset` on instead, shared with who maps it too; throws IoError.
+  HugeBuffer(size_t bytes, int fd, size_t offset);
   ~HugeBuffer();
   HugeBuffer(HugeBuffer&& other) noexcept;
   HugeBuffer& operator=(HugeBuffer&& other) noexcept;
@@ -19,6 +22,8 @@ class HugeBuffer {
   size_t size() const { return size_; }
 
  private:
+  void map(size_t bytes, int fd, size_t offset);
+
   void* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -28,6 +33,7 @@ class HugeBuffer {
 class Arena {
  public:
   explicit Arena(size_t bytes) : buffer_(bytes) {}
+  explicit Arena(HugeBuffer buffer) : buffer_(std::move(buffer)) {}
   static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
   void* take(size_t bytes);  // 64-byte aligned, zeroed; sizes were added up by the caller
 

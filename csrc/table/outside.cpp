@@ -121,6 +121,7 @@ void Collection::track(int64_t index, const void* ids, bool ids_are_64bit, int64
   const std::vector<uint64_t> keys = read_keys(index, ids, ids_are_64bit, n, true);
   if (n == 0) return;
   reserve_staging(index, 2 * n);
+  table(index).reserve_deferred(n);
   std::vector<int64_t> rows(keys.size());
   cpu::UpdateArgs args;
   args.table = update_view(index);
@@ -149,6 +150,7 @@ int64_t Collection::renormalise(int64_t index, const void* ids, bool ids_are_64b
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   reserve_staging(index, static_cast<int64_t>(rows.size()));
+  note_rows(index, {{keys.data(), n}});
   const TableView view = update_view(index);
   std::vector<float> floats(static_cast<size_t>(view.dim));
   std::vector<double> values(static_cast<size_t>(view.dim));

@@ -80,10 +80,8 @@ void Collection::load_rows(int64_t index, const int64_t* rows, int64_t n, const 
 }
 
 std::unique_lock<std::mutex> Collection::hold_rows() {
-  check_owner("load_rows");
   check_bound("load_rows");
-  std::unique_lock<std::mutex> lock(mutex_);
-  check_idle("load_rows");
+  std::unique_lock<std::mutex> lock = lock_idle("load_rows");
   for (const auto& table : tables_) table->enter_deferred();
   return lock;
 }
@@ -112,9 +110,7 @@ void Collection::write_rows(int64_t index, const int64_t* rows, int64_t n, const
 }
 
 void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
-  check_owner("reset_rows");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("reset_rows");
+  const std::unique_lock<std::mutex> lock = lock_idle("reset_rows");
   Table& t = table(index);
   t.enter_deferred();
   t.initialise(begin - t.spec().row_offset, end - t.spec().row_offset);
@@ -126,18 +122,14 @@ void Collection::reset_rows(int64_t index, int64_t begin, int64_t end) {
 }
 
 void Collection::discard_rows(int64_t index, int64_t begin, int64_t end) {
-  check_owner("discard_rows");
   check_bound("discard_rows");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("discard_rows");
+  const std::unique_lock<std::mutex> lock = lock_idle("discard_rows");
   const TableView view = table(index).view();
   for (int64_t row = begin - view.row_offset; row < end - view.row_offset; ++row) fill_nan(view, row);
 }
 
 void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool dirty) {
-  check_owner("clear_trackers");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("clear_trackers");
+  const std::unique_lock<std::mutex> lock = lock_idle("clear_trackers");
   Table& t = table(index);
   t.enter_deferred();
   const uint32_t kept = dirty ? 0 : kDirtyBit;
@@ -149,9 +141,7 @@ void Collection::clear_trackers(int64_t index, int64_t begin, int64_t end, bool 
 }
 
 void Collection::set_trackers(int64_t index, const uint32_t* words) {
-  check_owner("set_trackers");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("set_trackers");
+  const std::unique_lock<std::mutex> lock = lock_idle("set_trackers");
   Table& t = table(index);
   t.enter_deferred();
   TrackerDelta delta;
@@ -161,16 +151,14 @@ void Collection::set_trackers(int64_t index, const uint32_t* words) {
 }
 
 void Collection::read_trackers(int64_t index, uint32_t* words) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = lock_settled();
   Table& t = table(index);
   t.enter_deferred();
   for (int64_t row = 0; row < t.num_rows(); ++row) words[row] = t.word(row);
 }
 
 void Collection::set_drift(int64_t index, const float* drift) {
-  check_owner("set_drift");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("set_drift");
+  const std::unique_lock<std::mutex> lock = lock_idle("set_drift");
   Table& t = table(index);
   TrackerDelta delta;
   for (int64_t row = 0; row < t.num_rows(); ++row) t.set_drift(row, add_drift(drift[row], 0.0F), &delta);
@@ -178,7 +166,7 @@ void Collection::set_drift(int64_t index, const float* drift) {
 }
 
 void Collection::read_drift(int64_t index, float* drift) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = lock_settled();
   const Table& t = table(index);
   for (int64_t row = 0; row < t.num_rows(); ++row) drift[row] = t.drift(row);
 }
@@ -190,7 +178,7 @@ void Collection::read_state(int64_t index, float* state) {
 }
 
 std::vector<int64_t> Collection::sampled_rows(int64_t index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = lock_settled();
   table(index).enter_deferred();
   return table(index).listed_rows();
 }

@@ -99,26 +99,21 @@ void Table::forget_saved(int64_t row) {
 }
 
 void Collection::keep_saved(int64_t index, bool keep) {
-  check_owner("keep_saved");
   check_bound("keep_saved");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("keep_saved");
+  const std::unique_lock<std::mutex> lock = lock_idle("keep_saved");
   table(index).keep_saved(keep);
 }
 
 void Collection::refresh_saved(int64_t index, int64_t begin, int64_t end) {
-  check_owner("refresh_saved");
   check_bound("refresh_saved");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("refresh_saved");
+  const std::unique_lock<std::mutex> lock = lock_idle("refresh_saved");
   Table& t = table(index);
   t.refresh_saved(begin - t.spec().row_offset, end - t.spec().row_offset);
 }
 
 void Collection::changes(int64_t index, cpu::Distance kind, float* out, int threads) {
   check_bound("changes");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  check_idle("changes");
+  const std::unique_lock<std::mutex> lock = lock_idle("changes");
   const TableView view = table(index).view();
   const char* saved = table(index).saved();
   if (view.dim > cpu::kDistanceSegment) {

@@ -17,8 +17,9 @@ constexpr int64_t kMinTouchedRows = 1024;
 constexpr double kStallLimitSeconds = 60.0;
 }  // namespace
 
-Snapshot::Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool)
-    : step_(step), step_mutex_(step_mutex), pool_(std::move(pool)), owner_(getpid()) {
+Snapshot::Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool,
+                   std::function<void()> ended)
+    : step_(step), step_mutex_(step_mutex), pool_(std::move(pool)), ended_(std::move(ended)), owner_(getpid()) {
   for (Part& part : parts) {
     TableTask& task = tables_.emplace_back();
     task.part = part;
@@ -32,9 +33,21 @@ Snapshot::~Snapshot() {
   join();
 }
 
+std::shared_ptr<Snapshot> Snapshot::resume(std::vector<Part> parts, int64_t step, std::mutex* step_mutex,
+                                           std::shared_ptr<StagingPool> pool) {
+  auto snapshot = std::make_shared<Snapshot>(std::move(parts), step, step_mutex, std::move(pool));
+  snapshot->discard_.store(true);
+  snapshot->unwalked_ = true;
+  return snapshot;
+}
+
+// Kept in the table's book first: a process that finds the bit there walks, whether the parity was flipped or not.
 void Snapshot::start(bool blocking, bool walks) {
   for (TableTask& task : tables_) {
-    if (task.taken) task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
+    const uint32_t bit = parity_bit_of(task.part.rule.kind);
+    if (!task.taken) continue;
+    __atomic_store_n(&task.part.table->book().unfinished, bit, __ATOMIC_RELEASE);
+    task.part.table->flip_parity(bit);
   }
   if (blocking) {
     walk(true);
@@ -50,8 +63,11 @@ void Snapshot::start(bool blocking, bool walks) {
       walker_ = std::make_unique<std::thread>([this] { walk(false); });
     } catch (...) {
       for (TableTask& task : tables_) {
-        if (task.taken) task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
+        if (!task.taken) continue;
+        task.part.table->flip_parity(parity_bit_of(task.part.rule.kind));
+        task.part.table->book().unfinished = 0;
       }
+      if (ended_) ended_();
       throw;
     }
   }
@@ -78,6 +94,7 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
     TableTask& task = tables_[t];
     const int64_t need = std::min(needs[t], task.part.table->num_rows());
     if (!task.taken || need == 0 || !walking()) continue;
+    if (task.part.table->shared()) task.part.table->reserve_log(1, need);
     if (task.touched != nullptr && task.touched->capacity() - task.touched->size() >= need) continue;
     if (task.touched != nullptr) seal(std::move(task.touched));
     const int64_t rows = std::min(std::max(2 * need, kMinTouchedRows), task.part.table->num_rows());
@@ -104,6 +121,7 @@ void Snapshot::attach(int table, TableView* view) const {
   view->walking = task.taken;
   if (task.taken) view->parity_bit = parity_bit_of(task.part.rule.kind);
   view->rule = current_rule(task);
+  view->log = task.part.table->log(1);
   if (task.touched != nullptr) {
     view->staging = task.touched->view();
   } else {
@@ -170,6 +188,7 @@ void Snapshot::commit() {
     if (status_ == Status::kWalking || !sealed_.empty() || !chunks_.empty()) {
       throw std::invalid_argument("commit: expected every chunk to have been read, got a snapshot with more to come");
     }
+    if (ended_) ended_();
     status_ = Status::kCommitted;
   }
   join();
@@ -212,6 +231,7 @@ void Snapshot::abort() {
     task.log_words = {};
     task.log_drifts = {};
   }
+  if (ended_) ended_();
   status_ = Status::kAborted;
 }
 

@@ -60,7 +60,12 @@ class Snapshot {
     int64_t rows[kWalkBlock];
   };
 
-  Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool);
+  // `ended`: called when what it took is dropped or has been merged back.
+  Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool,
+           std::function<void()> ended = nullptr);
+  // The rest of the walk of a snapshot whose process died, which takes no row; start_walk or abort goes through it.
+  static std::shared_ptr<Snapshot> resume(std::vector<Part> parts, int64_t step, std::mutex* step_mutex,
+                                          std::shared_ptr<StagingPool> pool);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
@@ -119,6 +124,7 @@ class Snapshot {
                  TrackerDelta* delta);
   static bool scan(const TableView& table, const SelectRule& rule, int64_t* row, int64_t end, int64_t free,
                    StagingBuffer* buffer, WalkedBlock* block);
+  static void log_block(const TableView& view, Table* table, const StagingBuffer& buffer, const WalkedBlock& block);
   static void copy(const TableView& view, StagingBuffer* buffer, int64_t n);
   static int64_t validate(const TableView& table, const SelectRule& rule, StagingBuffer* buffer, WalkedBlock* block,
                           TrackerDelta* delta);
@@ -138,6 +144,7 @@ class Snapshot {
   const int64_t step_;
   std::mutex* const step_mutex_;
   const std::shared_ptr<StagingPool> pool_;
+  const std::function<void()> ended_;
   const pid_t owner_;
   std::mutex join_mutex_;  // guards what follows
   std::unique_ptr<std::thread> walker_;

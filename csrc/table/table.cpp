@@ -1,9 +1,11 @@
 #include "table/table.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <utility>
 
+#include "core/errors.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/thread_pool.hpp"
 
@@ -86,14 +88,16 @@ Table::Table(TableSpec spec, const OptimizerSpec& optimizer, uint64_t seed, cons
     arrays_.push_back({static_cast<float*>(arenas.states->take(bytes)), dim()});
   }
   if (spec_.external) weight_ = nullptr;
+  if (arenas.region != nullptr) place_books(arenas);
+  const bool attached = arenas.region != nullptr && arenas.region->attached();
   if (spec_.track_ssu) {
     const size_t slots = static_cast<size_t>(ssu_.groups) * ssu_.slots_per_group;
     ssu_.slots = static_cast<uint32_t*>(arenas.trackers->take(slots * sizeof(uint32_t)));
-    std::fill_n(ssu_.slots, slots, kEmptySlot);
+    if (!attached) std::fill_n(ssu_.slots, slots, kEmptySlot);
   }
   // The first limits differ, so that tables of one size don't all enter in the same step.
   defer_limit_ = defer_limit() * (1 + key_ % 8) / 8;
-  if (spec_.track_drift) {
+  if (spec_.track_drift && !attached) {
     const TableView v = view();
     for (int64_t row = 0; row < num_rows(); ++row) meta_of(v, row)->word = kVoidDriftBit;
   }
@@ -116,7 +120,7 @@ TableView Table::view() const {
   v.track_dirty = spec_.track_dirty;
   v.track_mfu = spec_.track_mfu;
   v.track_drift = spec_.track_drift;
-  v.parity = parity_;
+  v.parity = book_->parity;
   v.ssu = ssu_;
   return v;
 }
@@ -213,21 +217,29 @@ void Table::add(const TrackerDelta& delta) {
 size_t Table::defer_limit() const { return static_cast<size_t>(std::clamp(num_slots(), kMinDeferred, kMaxDeferred)); }
 
 void Table::reserve_deferred(int64_t n) {
-  if (ssu_.slots != nullptr) deferred_.reserve(deferred_.size() + static_cast<size_t>(n));
+  if (ssu_.slots == nullptr) return;
+  const size_t size = book_->deferred + static_cast<size_t>(std::min(n, num_rows()));
+  if (shared()) {
+    if (shared_deferred_.back(size * sizeof(uint32_t))) return;
+    throw IoError(ENOSPC, "update: no space for the sampled rows of table '" + spec_.name + "'", region_->name());
+  }
+  if (size > deferred_own_.size()) deferred_own_.resize(std::max(size, 2 * deferred_own_.size()));
+  deferred_ = deferred_own_.data();
 }
 
 void Table::defer_sampled(const uint32_t* rows, int64_t n) {
-  deferred_.insert(deferred_.end(), rows, rows + n);
-  if (deferred_.size() < defer_limit_) return;
+  std::copy_n(rows, n, deferred_ + book_->deferred);
+  __atomic_store_n(&book_->deferred, book_->deferred + static_cast<uint64_t>(n), __ATOMIC_RELEASE);
+  if (book_->deferred < defer_limit_) return;
   enter_deferred();
   defer_limit_ = defer_limit();
 }
 
 void Table::enter_deferred() {
-  if (deferred_.empty()) return;
+  if (book_->deferred == 0) return;
   TrackerDelta delta;
-  cpu::kernels().enter(view(), deferred_.data(), static_cast<int64_t>(deferred_.size()), &delta);
-  deferred_.clear();
+  cpu::kernels().enter(view(), deferred_, static_cast<int64_t>(book_->deferred), &delta);
+  __atomic_store_n(&book_->deferred, 0, __ATOMIC_RELEASE);
   add(delta);
 }
 

@@ -9,6 +9,7 @@
 #include "core/types.hpp"
 #include "core/views.hpp"
 #include "table/memory.hpp"
+#include "table/region.hpp"
 
 namespace cpr {
 
@@ -17,6 +18,9 @@ struct Arenas {
   std::shared_ptr<Arena> weights;
   std::shared_ptr<Arena> states;
   std::shared_ptr<Arena> trackers;
+  // In shared memory only:
+  std::shared_ptr<Region> region;
+  std::shared_ptr<Arena> books;
 };
 
 // Rows, row metadata and trackers of one table.
@@ -60,7 +64,21 @@ class Table {
   void save_rows(const StagingView& rows, int64_t n);
   void forget_saved(int64_t row);
 
-  void flip_parity(uint32_t parity_bit) { parity_ ^= parity_bit; }
+  void flip_parity(uint32_t parity_bit) { book_->parity ^= parity_bit; }
+  // Whether what a process that died left of the table is to be brought to its words; see shared.cpp.
+  TableBook& book() { return *book_; }
+  // The rows of a snapshot are logged from now on: a `tag` that is new.
+  void begin_log(uint32_t tag, uint32_t given);
+  // Makes room for `rows` more entries of a log, or lets it say that rows are missing.
+  void reserve_log(int which, int64_t rows);
+  const RowLog* log(int which) const { return shared() ? &logs_[which] : nullptr; }
+  bool shared() const { return region_ != nullptr; }
+  void end_log();
+  // Of a process that died: forgets entries whose words had not changed when it did.
+  void check_logs(uint32_t tag);
+  void merge_logs(uint32_t tag);
+  // The totals of all words as they are.
+  void recount(int threads);
   // Count, dirty and listed bits of a local row; this and what changes rows wants enter_deferred first.
   uint32_t word(int64_t row) const;
   // Replaces all but the parity and keeps totals and slots consistent; a row whose slot is taken isn't listed.
@@ -96,6 +114,7 @@ class Table {
 
  private:
   size_t defer_limit() const;
+  void place_books(const Arenas& arenas);
   int64_t num_slots() const { return ssu_.slots == nullptr ? 0 : int64_t{ssu_.groups} * ssu_.slots_per_group; }
 
   TableSpec spec_;
@@ -111,9 +130,16 @@ class Table {
   char* meta_ = nullptr;
   SsuView ssu_;
   HugeBuffer saved_;
-  std::vector<uint32_t> deferred_;
+  std::vector<uint32_t> deferred_own_;
+  uint32_t* deferred_ = nullptr;
   size_t defer_limit_ = 0;
-  uint32_t parity_ = 0;
+  TableBook own_book_;
+  TableBook* book_ = &own_book_;
+  std::shared_ptr<Region> region_;
+  std::shared_ptr<Arena> books_;
+  SparseArea shared_deferred_;
+  SparseArea log_memory_[2];
+  RowLog logs_[2];
   std::atomic<int64_t> num_dirty_{0};
   std::atomic<int64_t> slots_used_{0};
   std::array<std::atomic<int64_t>, kCountBuckets> counts_{};

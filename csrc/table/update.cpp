@@ -212,7 +212,9 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
   }
   walk_over_at_step_ = active_ == nullptr || !active_->walking();
   reserve_staging(*batch);
-  run_units(batch, plan_units(batch, threads, frozen), grad, threads, grad_scale);
+  const std::vector<Unit> units = plan_units(batch, threads, frozen);
+  for (const Unit& unit : units) note_rows(unit.table, unit.spans);
+  run_units(batch, units, grad, threads, grad_scale);
   batch->consumed = true;
   ++step_;
   return true;
@@ -233,7 +235,10 @@ int64_t Collection::gradient(Batch* batch, const void* grad, int64_t index, int6
   std::vector<bool> others(tables_.size(), true);
   others[static_cast<size_t>(index)] = false;
   const std::vector<Unit> units = plan_units(batch, 1, others);
-  if (!units.empty()) reserve_staging(*batch);
+  if (!units.empty()) {
+    reserve_staging(*batch);
+    table(index).reserve_deferred(units[0].size);
+  }
   if (!batch->counted) ++step_;  // one step a batch, however many tables or repeated backwards ask
   batch->counted = true;
   if (units.empty()) return 0;

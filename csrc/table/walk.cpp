@@ -132,6 +132,7 @@ void Snapshot::walk_table(int index, bool blocking) {
   Table& table = *tables_[static_cast<size_t>(index)].part.table;
   TableView view = table.view();
   view.parity_bit = parity_bit_of(tables_[static_cast<size_t>(index)].part.rule.kind);
+  view.log = table.log(0);
   StagingPtr buffer;
   TrackerDelta delta;
   for (int64_t row = 0; row < table.num_rows(); row += kRowsPerFlush) {
@@ -140,6 +141,7 @@ void Snapshot::walk_table(int index, bool blocking) {
     delta = {};
   }
   seal(std::move(buffer));
+  __atomic_store_n(&table.book().unfinished, 0, __ATOMIC_RELEASE);
 }
 
 // Settles rows [begin, end) unless the update pass was faster. A block is copied first and then validated row by row: a
@@ -155,6 +157,9 @@ void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_
     if (block.size > 0) {
       copy(view, buffer->get(), block.size);
       __atomic_thread_fence(__ATOMIC_ACQUIRE);
+      if (view.log != nullptr) {
+        log_block(view, tables_[static_cast<size_t>(index)].part.table, **buffer, block);
+      }
       const int64_t changed = validate(view, rule, buffer->get(), &block, delta);
       for (int64_t i = 0; i < changed; ++i) {
         walk_rows(index, view, block.rows[i], block.rows[i] + 1, buffer, blocking, delta);
@@ -203,6 +208,15 @@ bool Snapshot::scan(const TableView& table, const SelectRule& rule, int64_t* row
   *row = at;
   block->size = n;
   return false;
+}
+
+// Enters the rows noted behind the end of `buffer` in the log of the walk, before their words change.
+void Snapshot::log_block(const TableView& view, Table* table, const StagingBuffer& buffer, const WalkedBlock& block) {
+  table->reserve_log(0, block.size);
+  const StagingView& from = buffer.view();
+  for (int64_t slot = buffer.size(); slot < buffer.size() + block.size; ++slot) {
+    log_row(*view.log, from.rows[slot] - view.row_offset, from.words[slot], view.track_drift ? from.drift[slot] : 0.0F);
+  }
 }
 
 // Copies weights and state of the `n` rows noted behind the end of `buffer`, runs of neighbours at once.
