@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.progress import Progress
 
+from cpr_native.cli.location import CheckpointLocation
 from cpr_native.cli.output import console, json_option, new_table, print_json
 from cpr_native.emulate.units import human_bytes
 from cpr_native.store import CheckpointStore
@@ -17,7 +18,9 @@ from cpr_native.store.inspect import inspect
 
 @click.command()
 @click.argument(
-    "path", metavar="CKPT", type=click.Path(exists=True, file_okay=False, readable=True, path_type=Path)
+    "path",
+    metavar="CKPT",
+    type=CheckpointLocation(exists=True, file_okay=False, readable=True, path_type=Path),
 )
 @click.option(
     "--keep",
@@ -25,7 +28,7 @@ from cpr_native.store.inspect import inspect
     help="Then remove what the newest KEEP exact points don't need; without it nothing is removed.",
 )
 @json_option
-def compact(path: Path, keep: int | None, as_json: bool) -> int:
+def compact(path: Path | str, keep: int | None, as_json: bool) -> int:
     """Fold base and deltas of every shard into a base, and its newest priority saves into one.
 
     Restores then read less. The directory is locked meanwhile; refused while a training job has it open.

@@ -116,8 +116,15 @@ class RemoteWriter:
         """
         with self._guard:
             lock = self._locks.setdefault(chain, threading.Lock())
-        with lock:
             pending = self._pending.setdefault(chain, [])
+        try:
+            for record in manifest.segments:  # not under the lock: other commits of the chain go by
+                self._wait(chain, record)
+        except BaseException:
+            with lock:
+                pending.append(manifest)
+            raise
+        with lock:
             pending.append(manifest)
             while pending:
                 name = f"{chain}/{naming.MANIFESTS}/{naming.manifest_name(pending[0].sequence)}"
@@ -132,11 +139,15 @@ class RemoteWriter:
         for record in manifest.segments:
             self._wait(chain, record)
         data = self._manifest_bytes(name)
+        self._known[name] = len(data)  # at once: a look for other writers' commits must not take it for one
         try:
-            self._objects.create(name, data)
-        except FileExistsError:
-            self._settle(chain, name, data, manifest)
-        self._known[name] = len(data)
+            try:
+                self._objects.create(name, data)
+            except FileExistsError:
+                self._settle(chain, name, data, manifest)
+        except BaseException:
+            self._known.pop(name, None)
+            raise
         self._incarnation = max(self._incarnation, manifest.incarnation)
         if manifest.kind == "epoch" or (chain == naming.GLOBAL and not self._opening):
             self._check_fence(chain, manifest)
@@ -188,30 +199,20 @@ class RemoteWriter:
 
     def sweep(self) -> None:
         """Removes objects that the folder has no commit for, manifests first; raises OSError."""
-        for chain in sorted(self._own_chains()):
-            doomed = self._doomed(chain, naming.MANIFESTS, self._mirror.local_names(chain, naming.MANIFESTS))
-            for name in doomed:
-                self._remove(name)
+        known = list(self._known)  # before the folder is listed: what is uploaded meanwhile is not in it
         with self._guard:
             self._uploads = {name: f for name, f in self._uploads.items() if not f.done()}
-        calls = []
-        for chain in self._own_chains():
+        segments = []
+        for chain in sorted(self._own_chains()):
+            kept = self._mirror.local_names(chain, naming.MANIFESTS)
+            committed = {_sequence(name) for name in kept}
+            for name in _within(known, chain, naming.MANIFESTS):
+                if name not in kept:
+                    self._remove(name)
             kept = self._mirror.local_names(chain, naming.SEGMENTS)
-            committed = {
-                naming.parse(n.rsplit("/", 1)[1]).sequence  # type: ignore[union-attr]
-                for n in self._mirror.local_names(chain, naming.MANIFESTS)
-            }
-            for name in self._doomed(chain, naming.SEGMENTS, kept):
-                parsed = naming.parse(name.rsplit("/", 1)[1])
-                if parsed and parsed.sequence not in committed:
-                    calls.append(partial(self._remove, name))
-        self._workers.run(calls)
-
-    def _doomed(self, chain: str, folder: str, kept: set[str]) -> list[str]:
-        """Returns the objects in a folder that are not `kept`, oldest first."""
-        prefix = f"{chain}/{folder}/"
-        names = [n for n in list(self._known) if n.startswith(prefix) and n not in kept]
-        return sorted(n for n in names if naming.parse(n.rsplit("/", 1)[1]))
+            found = _within(known, chain, naming.SEGMENTS)
+            segments += [n for n in found if n not in kept and _sequence(n) not in committed]
+        self._workers.run([partial(self._remove, name) for name in segments])
 
     def _remove(self, name: str) -> None:
         self._objects.remove(name)
@@ -221,3 +222,14 @@ class RemoteWriter:
         """Ends the threads after the uploads that have begun."""
         self._mirror.writing = False
         self._workers.close()
+
+
+def _within(names: list[str], chain: str, folder: str) -> list[str]:
+    """Returns those of object names that are of a folder of a chain, oldest first."""
+    prefix = f"{chain}/{folder}/"
+    return sorted(n for n in names if n.startswith(prefix) and naming.parse(n.rsplit("/", 1)[1]))
+
+
+def _sequence(name: str) -> int:
+    parsed = naming.parse(name.rsplit("/", 1)[1])
+    return parsed.sequence if parsed else 0

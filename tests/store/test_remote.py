@@ -218,3 +218,24 @@ def test_one_chain_is_written_alone(tmp_path: Path) -> None:
     open_store(tmp_path, "other").shard_plan(1).apply(there)
     begin, end = PLACEMENT.row_range(SCHEMA, "user", 1)
     assert there.weight["user"][begin:end].tobytes() == model.weight["user"][begin:end].tobytes()
+
+
+def test_compaction_is_mirrored(tmp_path: Path) -> None:
+    model, store = Model(), open_store(tmp_path)
+    with store.writer(SCHEMA, PLACEMENT, keep=1, compact=2) as writer:
+        for kind in ("base", "delta", "delta", "delta", "priority", "priority", "priority", "delta", "delta"):
+            model.train_some()
+            model.save(writer, kind)
+            writer.housekeeping.wait()
+        assert writer.housekeeping.compaction_error is None
+    assert files(tmp_path / "remote") == files(tmp_path / "cache")
+    there = open_store(tmp_path, "other")
+    plan = there.latest().plan()
+    assert any(planned.commit.replaces for planned in plan.segments)
+    assert restored(there) == model.rows()
+    folded, error = open_store(tmp_path, "third").compact(keep=1)
+    assert folded
+    assert error is None
+    assert restored(open_store(tmp_path, "fourth")) == model.rows()
+    manifests = [[n for n in files(tmp_path / c) if "manifests" in n] for c in ("remote", "third")]
+    assert manifests[0] == manifests[1]
