@@ -20,7 +20,8 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check asan tsan develop clean
+.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills soak \
+  reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -86,6 +87,28 @@ study-small: $(VENV)/study.stamp  ## the whole study with few seeds and samples;
 bench-check: $(VENV)/test.stamp  ## the benchmarks once, with timing off: only their answers are checked
 	$(BIN)/pytest bench --benchmark-disable $(ARGS)
 
+# Campaigns against the checkpoint directory. Each ends with an error when it has found something.
+#   make kills TIMES=1000     make fuzz SECONDS=3600     make soak SECONDS=7200
+TIMES ?= 200
+CAMPAIGN = cd reliability && ../$(BIN)/python -m campaigns
+
+fuzz: $(VENV)/fuzz.stamp  ## fuzz the readers of a checkpoint, 10 minutes
+	$(CAMPAIGN).fuzz --seconds $(or $(SECONDS),600) $(ARGS)
+
+kills: $(VENV)/test.stamp  ## kill a training process 200 times
+	$(CAMPAIGN).kills --times $(TIMES) $(ARGS)
+
+soak: $(VENV)/test.stamp  ## train on a failing disk with recoveries and kills, 20 minutes
+	$(CAMPAIGN).soak --seconds $(or $(SECONDS),1200) $(ARGS)
+
+# About 45 minutes on two cores; one that was stopped goes on where it was.
+reliability: $(VENV)/fuzz.stamp  ## all campaigns; writes docs/results/reliability.json and its page
+	$(CAMPAIGN).everything $(ARGS)
+	$(BIN)/python reliability/reliability_page.py
+
+reliability-small: $(VENV)/fuzz.stamp  ## all campaigns, small; writes to build/reliability
+	$(CAMPAIGN).everything --small --again $(ARGS)
+
 # The engine's tests with a sanitized module; gcc's run-time library is loaded before Python. Limits of memory are for neither
 # sanitizer. Forks of a process with threads are not for ThreadSanitizer, and comparing instruction sets tells it nothing.
 asan: SANITIZER := address,undefined
@@ -128,6 +151,10 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(INSTALL) -q "cpr-native[test,study]"
 	$(INSTALL) -q --no-deps $(YARDSTICKS)
+	@touch $@
+
+$(VENV)/fuzz.stamp: $(VENV)/test.stamp
+	$(INSTALL) -q "cpr-native[fuzz]"
 	@touch $@
 
 $(VENV)/study.stamp: $(VENV)/demo.stamp

@@ -10,9 +10,15 @@ from typing import Any
 
 import click
 
+# Counts of what must not happen.
+BAD = ("lost", "unequal", "undetected", "crashes")
+
 
 def main(run: Callable[..., dict[str, Any]]) -> None:
-    """Runs a campaign with the options given; prints what it returns, and writes it to --json."""
+    """Runs a campaign with the options given; prints what it returns, and writes it to --json.
+
+    The exit status is 1 when it has found something.
+    """
 
     def command(json_file: Path | None, **options: Any) -> None:
         result = run(**options)
@@ -20,6 +26,8 @@ def main(run: Callable[..., dict[str, Any]]) -> None:
         if json_file is not None:
             json_file.write_text(text, encoding="utf-8")
         click.echo(text, nl=False)
+        if any(result.get(name) for name in BAD):
+            raise SystemExit(1)
 
     options = [
         click.Option([f"--{name.replace('_', '-')}"], type=type(parameter.default), default=parameter.default)
