@@ -26,7 +26,7 @@ _PHASES = {
     "chain_writer.py": "open",
     "chain_save.py": "save",
 }
-PHASES = ("save", "open", "restore", "retention", "snapshot")
+PHASES = ("save", "open", "restore", "retention", "compaction", "snapshot")
 
 
 @dataclass(frozen=True, kw_only=True)

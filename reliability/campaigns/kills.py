@@ -27,7 +27,7 @@ from cpr_native.store import CheckpointStore, verify
 
 # Shards and threads of the jobs, in turn.
 SETTINGS = ((1, 1), (4, 5), (4, 1), (1, 5))
-_MOST_CALLS = {"save": 400, "open": 40, "restore": 60, "retention": 120}
+_MOST_CALLS = {"save": 400, "open": 40, "restore": 60, "retention": 120, "compaction": 200}
 _LIMIT_S = 120.0
 
 

@@ -19,7 +19,7 @@ from cpr_native.optim import RowWiseAdagrad
 from cpr_native.overhead import Costs, Job, Plan, Recovery
 from cpr_native.policy import Mfu, Ranking, SaveKind, Table
 from cpr_native.recovery import RecoveryManager, ResumableLoader
-from cpr_native.store import CheckpointStore
+from cpr_native.store import CheckpointStore, CollectionSchema, Placement, StoreWriter
 
 ROWS = (2000, 300, 9)
 BATCH = 32
@@ -79,7 +79,7 @@ class EveryKind:
     `on_save` is told of each save right before its snapshot begins.
     """
 
-    base_every: int = 8
+    base_every: int = 16
     on_save: Callable[[], None] = field(default=lambda: None, compare=False)
     name: ClassVar[str] = "every_kind"
     recovery: ClassVar[Recovery] = "full"
@@ -96,6 +96,13 @@ class EveryKind:
     def selections(self, tables: Sequence[Table], kind: SaveKind, ranking: Ranking) -> list[Selection]:
         self.on_save()
         return Mfu(fraction=0.1).selections(tables, kind, ranking)
+
+
+class FoldingStore(CheckpointStore):
+    """A checkpoint whose writer folds chains of more than a few increments, beside the saves."""
+
+    def writer(self, schema: CollectionSchema, placement: Placement, **options: Any) -> StoreWriter:
+        return super().writer(schema, placement, **{**options, "compact": 4})
 
 
 @dataclass
@@ -120,7 +127,7 @@ class Training:
         torch.manual_seed(7)
         self.manager = RecoveryManager(
             self.model,
-            CheckpointStore(self.path),
+            FoldingStore(self.path),
             policy=EveryKind(on_save=self.on_save),
             # An hour is a step.
             job=Job(total_hours=float(self.steps), mtbf_hours=20.0, shards=self.shards),
