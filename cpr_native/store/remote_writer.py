@@ -50,7 +50,7 @@ class RemoteWriter:
         except BaseException:
             self._workers.close()
             raise
-        mirror.writing = True
+        mirror.writing = chains is None
 
     def _own_chains(self) -> list[str]:
         """Returns the chains written, the global one last."""
@@ -149,7 +149,7 @@ class RemoteWriter:
             self._known.pop(name, None)
             raise
         self._incarnation = max(self._incarnation, manifest.incarnation)
-        if manifest.kind == "epoch" or (chain == naming.GLOBAL and not self._opening):
+        if manifest.kind == "epoch" or not self._opening:
             self._check_fence(chain, manifest)
 
     def _wait(self, chain: str, record: SegmentRecord) -> None:
@@ -195,7 +195,8 @@ class RemoteWriter:
                     raise FencedError(f"{self._url(name)}: a newer writer has begun; this one must stop")
                 if own is not None and own.kind == "epoch":
                     raise LockedError(f"{self._url(name)}: committed while this writer opened; open it again")
-                self._known[name] = sizes[name]
+                # Made after our epoch, which its writer looks for before it reports a commit.
+                self._objects.remove(name)
 
     def sweep(self) -> None:
         """Removes objects that the folder has no commit for, manifests first; raises OSError."""
@@ -220,7 +221,8 @@ class RemoteWriter:
 
     def close(self) -> None:
         """Ends the threads after the uploads that have begun."""
-        self._mirror.writing = False
+        if self._chains is None:
+            self._mirror.writing = False
         self._workers.close()
 
 

@@ -52,7 +52,7 @@ def main(data: Path | None, seeds: int, samples: int, out: Path) -> None:
         click.echo(f"{name}: {json.dumps(cases[name], indent=1)}")
     results = {
         "command": "make quantised-study" + ("" if data is None else f" DATA={data.name}"),
-        "data": read.described,
+        "data": read.described | ({} if data is None else {"source": data.name}),
         "machine": machine(),
         "failures": FAILURES,
         "shards_lost": LOST,

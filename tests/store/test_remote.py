@@ -83,8 +83,10 @@ def test_writer_fenced_after_gaps_in_its_numbers(tmp_path: Path) -> None:
                 model.save(writer, "delta")  # its number is above the epoch's
             second.rollback(other.latest())
             model.train_some()
-            model.save(second, "base")
-        assert restored(open_store(tmp_path, "third")) == model.rows()
+            model.save(second, "delta")
+            # The number of the first one's commit is higher, and it was complete in the remote.
+            assert restored(open_store(tmp_path, "third")) == model.rows()
+            assert restored(open_store(tmp_path, "fourth"), "running") == model.rows()
 
 
 def test_two_writers_of_one_store_object(tmp_path: Path) -> None:
