@@ -118,7 +118,8 @@ def run(*, times: int = 50, steps: int = 60, seed: int = 0) -> dict[str, Any]:
                 problems.append((folder / "stderr").read_text()[-2000:])
         jobs += 1
     return {
-        "kills": at.total(),
+        "tried": at.total(),
+        "lost": len(problems),
         "at": dict(sorted(at.items())),
         "jobs": jobs,
         "modes": dict(modes),

@@ -38,7 +38,7 @@ def test_killed_eight_times_a_job_loses_a_batch_at_most() -> None:
     """Real processes; each compares what it finds row by row (see `campaigns.reattach`)."""
     found = reattach.run(times=8, steps=40)
     assert found["problems"] == []
-    assert found["kills"] == 8
+    assert found["tried"] == 8
     assert found["modes"] == {"reattached": sum(found["modes"].values())}
     assert found["batches_lost_max"] <= 1
 
