@@ -20,7 +20,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills soak \
+.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills reattach soak \
   reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
@@ -97,6 +97,9 @@ fuzz: $(VENV)/fuzz.stamp  ## fuzz the readers of a checkpoint, 10 minutes
 
 kills: $(VENV)/test.stamp  ## kill a training process 200 times
 	$(CAMPAIGN).kills --times $(TIMES) $(ARGS)
+
+reattach: $(VENV)/test.stamp  ## kill a trainer with its tables in shared memory 50 times
+	$(CAMPAIGN).reattach $(ARGS)
 
 soak: $(VENV)/test.stamp  ## train on a failing disk with recoveries and kills, 20 minutes
 	$(CAMPAIGN).soak --seconds $(or $(SECONDS),1200) $(ARGS)

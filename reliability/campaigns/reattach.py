@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from random import Random
@@ -90,12 +91,14 @@ class Found:
                 self.trained = rest
 
 
-def run(*, times: int = 50, steps: int = 60, seed: int = 0) -> dict[str, Any]:
+def run(
+    *, times: int = 50, steps: int = 60, seed: int = 0, sizes: str = "100000,1000000,10000000"
+) -> dict[str, Any]:
     """Kill training in shared memory `times` over, in jobs of `steps` steps; start each again and compare.
 
     Each process compares what it finds with a copy trained from what the one before had found: rows outside
     those in doubt, their optimizer state and the dense side to the last bit, and that every row that the
-    newest exact commit has otherwise is dirty.
+    newest exact commit has otherwise is dirty. `sizes`: rows of tables, with commas: how long to attach to.
     """
     random, context = Random(seed), kills.processes()
     modes: Counter[str] = Counter()
@@ -125,6 +128,7 @@ def run(*, times: int = 50, steps: int = 60, seed: int = 0) -> dict[str, Any]:
         "modes": dict(modes),
         "batches_lost_max": lost_max,
         "samples_lost_max": lost_max * 32,
+        "resume_ms": {rows: resume_ms(int(rows)) for rows in sizes.split(",") if rows},
         "problems": problems[:20],
     }
 
@@ -146,8 +150,16 @@ def _job(folder: Path, rows: int) -> tuple[RecoveryManager, SharedMemory, Embedd
     return manager, memory, model
 
 
-def resume_ms(rows: int, folder: Path, times: int = 3) -> dict[str, float]:
+def resume_ms(rows: int, times: int = 5) -> dict[str, float]:
     """Milliseconds that a process takes to build `rows` rows of 16 floats in what it finds, and to resume."""
+    with tempfile.TemporaryDirectory() as name:
+        found = list(_attached(Path(name), rows, times))
+    build, resume = zip(*found, strict=True)
+    return {"build": round(1e3 * median(build), 2), "resume": round(1e3 * median(resume), 2)}
+
+
+def _attached(folder: Path, rows: int, times: int) -> Iterator[tuple[float, float]]:
+    """Leaves a table, then attaches to it `times` over: seconds of building it and of `resume`."""
     manager, memory, model = _job(folder, rows)
     manager.start()
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, rows, 4096))
@@ -157,7 +169,6 @@ def resume_ms(rows: int, folder: Path, times: int = 3) -> dict[str, float]:
     manager.flush()
     manager.__exit__(KeyboardInterrupt)  # as if it were killed: nothing is committed
     del manager, memory, model, out
-    found = []
     for _ in range(times):
         started = time.perf_counter()
         manager, memory, model = _job(folder, rows)
@@ -165,10 +176,9 @@ def resume_ms(rows: int, folder: Path, times: int = 3) -> dict[str, float]:
         report = manager.resume()
         assert report is not None
         assert report.mode == "reattached", report.refused
-        found.append((built - started, time.perf_counter() - built))
+        yield built - started, time.perf_counter() - built
         manager.__exit__(KeyboardInterrupt)
         del manager, memory, model
-    return {"build": 1e3 * median(b for b, _ in found), "resume": 1e3 * median(r for _, r in found)}
 
 
 if __name__ == "__main__":

@@ -36,11 +36,12 @@ from cpr_native.train import fit
 
 def test_killed_eight_times_a_job_loses_a_batch_at_most() -> None:
     """Real processes; each compares what it finds row by row (see `campaigns.reattach`)."""
-    found = reattach.run(times=8, steps=40)
+    found = reattach.run(times=8, steps=40, sizes="1000")
     assert found["problems"] == []
     assert found["tried"] == 8
     assert found["modes"] == {"reattached": sum(found["modes"].values())}
     assert found["batches_lost_max"] <= 1
+    assert found["resume_ms"]["1000"]["resume"] > 0
 
 
 class Life:
