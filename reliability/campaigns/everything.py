@@ -44,7 +44,7 @@ CAMPAIGNS = {
     "soak": Campaign("soak", {"seconds": 1200}, {"seconds": 60, "lives": 3}),
     "fuzz": Campaign("fuzz", {"seconds": 600}, {"seconds": 20}),
     "kills": Campaign("kills", {"times": 200}, {"times": 10, "steps": 30}),
-    "reattach": Campaign("reattach", {"times": 50}, {"times": 5}),
+    "reattach": Campaign("reattach", {"times": 50}, {"times": 5, "sizes": "100000"}),
     "io_points": Campaign("io_faults", {}, {"seeds": 1, "step": 19}),
     "bit_flips": Campaign("bit_flips", {}, {"whole-every": 64}),
     "truncations": Campaign("truncations", {}, {"whole-every": 16}),
