@@ -39,12 +39,13 @@ class RecoveryManager(Lasting):
     `load_state_dict()`, its data position is a part of each save (`fit` sets it); `app_state`: anything else
     that has them, by name (learning-rate schedulers, a `torch.amp.GradScaler`), a part of each save too;
     `background`: False writes each save before `step()` returns; `keep`: exact points that retention leaves
-    on disk after each base (None: all); `quantise`: 8 or 4 bits for each weight in deltas and priority saves,
-    which a recovery gives back within a bound (None: to the bit); `loop`: plans the interval anew after each
-    save and recovery, for a target PLS or, by `IterationLoop` and with `Scar`, interval and fraction from the
-    losses that `observe` is told (see `pace.loop`; its state is in each commit); `shared`: what all tables
-    were built in, where each `step` leaves the job for the next process (see `SharedMemory`). Cuts are step
-    numbers: no clock decides anything.
+    on disk after each base (None: all); `compact`: in the background, chains of more increments are folded
+    into a base, or one priority commit (None: never); `quantise`: 8 or 4 bits for each weight in deltas and
+    priority saves, which a recovery gives back within a bound (None: to the bit); `loop`: plans the interval
+    anew after each save and recovery, for a target PLS or, by `IterationLoop` and with `Scar`, interval and
+    fraction from the losses that `observe` is told (see `pace.loop`; its state is in each commit); `shared`:
+    what all tables were built in, where each `step` leaves the job for the next process (see `SharedMemory`).
+    Cuts are step numbers: no clock decides anything.
     The tables' fused optimizer is saved with the rows, all its scalars too (learning rate, steps,
     `grad_scale`, ...); full recovery puts them back, partial leaves them.
 
@@ -71,6 +72,7 @@ class RecoveryManager(Lasting):
         app_state: Mapping[str, Stateful] | None = None,
         background: bool = True,
         keep: int | None = None,
+        compact: int | None = None,
         quantise: int | None = None,
         loop: ClosedLoop | IterationLoop | None = None,
         shared: SharedMemory | None = None,
@@ -111,7 +113,8 @@ class RecoveryManager(Lasting):
         self._saves = Saves(
             self._tables, self._dense, chosen, self._placement,
             ledger if chosen.recovery == "partial" else None,
-            background=background, keep=keep, quantise=quantise, distances=self.pace.distances,
+            background=background, keep=keep, compact=compact, quantise=quantise,
+            distances=self.pace.distances,
         )  # fmt: skip
         self._losses = Losses(ledger, total_samples=total_samples)
         self._half = restore.HalfRestored()
@@ -220,16 +223,17 @@ class RecoveryManager(Lasting):
         while it is read for the second time, rows are half restored: `step`, `save` and `close` raise until
         `recover` has succeeded for those shards, which it includes by itself.
         """
-        self._saves.require_writer()
+        writer = self._saves.require_writer()
         wanted = restore.check_shards(failed_shards, len(self.shards))
         failed = tuple(sorted({*wanted, *self._half.shards}))
         self._saves.settle()
         self._tables.sync()
         started = perf_counter()
-        if self.policy.recovery == "partial":
-            report = self._recover_partial(failed, started)
-        else:
-            report = self._rewind(self._store.latest("exact"), failed, started)
+        with writer.paused():  # no file goes away that is being read
+            if self.policy.recovery == "partial":
+                report = self._recover_partial(failed, started)
+            else:
+                report = self._rewind(self._store.latest("exact"), failed, started)
         self._leave()
         return report
 

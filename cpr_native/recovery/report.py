@@ -21,7 +21,8 @@ class SaveReport:
 
     `sequence`: number of its global manifest; `kind`, `reason`; `step`, `samples`: its cut; `rows`: rows
     written; `bytes_written`: bytes of all its files; `stall_seconds`: training time it took; `seconds`:
-    from begin to commit; `retention_error`: why older commits could not be removed, if so.
+    from begin to commit; `retention_error`: why older commits could not be removed, if so;
+    `compaction_error`: why the last compaction before it came to nothing, if so.
     """
 
     sequence: int
@@ -34,6 +35,7 @@ class SaveReport:
     stall_seconds: float
     seconds: float
     retention_error: str | None = None
+    compaction_error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

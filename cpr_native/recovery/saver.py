@@ -143,5 +143,6 @@ class BackgroundSaver:
             stall_seconds=pending.stall_seconds + snapshot.stall_seconds,
             seconds=perf_counter() - pending.started,
             retention_error=result.retention_error,
+            compaction_error=result.compaction_error,
         )
         return SaveDone(report=report, lookups=lookups)

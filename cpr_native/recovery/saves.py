@@ -43,7 +43,8 @@ class Saves:
     `tables`, `dense`: what is saved; `policy`: which rows, may be replaced by one of another fraction;
     `placement`: rows to shards; `ledger`: is told what commits contain; `background`: False writes each save
     before `begin` returns; `keep`: exact points that retention leaves, None for all; `quantise`: bits of
-    weights in all but bases, None for as they are; `distances`: is told how far the rows of a table are from
+    weights in all but bases, None for as they are; `compact`: most increments of a chain, None for any
+    number; `distances`: is told how far the rows of a table are from
     what was last saved, when the policy asks. `writer` is set while it
     is open.
     """
@@ -58,11 +59,13 @@ class Saves:
         *,
         background: bool,
         keep: int | None,
+        compact: int | None,
         quantise: int | None = None,
         distances: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
-        if keep is not None:
-            check_count("keep", keep, 1)
+        for name, value in (("keep", keep), ("compact", compact)):
+            if value is not None:
+                check_count(name, value, 1)
         self._tables = tables
         self._engine = tables.engine
         self._dense = dense
@@ -75,6 +78,7 @@ class Saves:
         self._background = background
         check_bits(quantise)
         self._keep = keep
+        self._compact = compact
         self._quantise = quantise
         self._saver = BackgroundSaver()
         self._error: BaseException | None = None
@@ -94,7 +98,11 @@ class Saves:
         `counts`: what the engines' counters hold already is unsaved.
         """
         self.writer = store.writer(
-            self._tables.schema, self._placement, keep=self._keep, quantise=self._quantise
+            self._tables.schema,
+            self._placement,
+            keep=self._keep,
+            compact=self._compact,
+            quantise=self._quantise,
         )
         self._last_saved.keep()
         if self._ledger is not None:

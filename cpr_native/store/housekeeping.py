@@ -57,6 +57,7 @@ class Housekeeping:
     def committed(self, kind: str) -> None:
         """Told of a save that has become durable."""
         if self._compact is None:
+            self.retention_error = None
             if kind == "base":
                 self.prune()
             return

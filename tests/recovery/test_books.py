@@ -242,7 +242,7 @@ def test_commits_that_cannot_be_removed_are_reported(tmp_path: Path, monkeypatch
     def read_only(*_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "manifest")
 
-    monkeypatch.setattr(cpr_native.store.writer, "prune", read_only)
+    monkeypatch.setattr(cpr_native.store.housekeeping, "prune", read_only)
     manager = manage(Net(OPTIMIZERS["adagrad"]), tmp_path, Full(), keep=1, background=False)
     manager.start()
     assert "Read-only" in str(manager.saves[0].retention_error)
