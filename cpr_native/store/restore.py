@@ -151,8 +151,10 @@ def before(
             continue
         # Past a damaged parent: it was a base or delta if it is the exact parent that could not be read.
         lost = manifest.exact_parent is not None and link.sequence < manifest.exact_parent.sequence
-        # Between the newest base or delta and the one before it nothing is needed, and may have been removed.
-        if manifest.kind not in EXACT_KINDS or link != manifest.exact_parent:
+        # Retention removes what lies between the newest base or delta and the one before it, and global
+        # commits whose rows are folded.
+        redundant = reader.shard is None or (manifest.kind in EXACT_KINDS and link == manifest.exact_parent)
+        if lost or not redundant:
             _note_all(skipped, missing)
         return (found, link), lost
     _note_all(skipped, missing)
