@@ -82,27 +82,27 @@ def test_the_next_process_finds_rows_state_and_trackers(tmp_path: Path, name: st
     assert_same(all_of(engine), all_of(private))
 
 
-def in_flight(engine: Engine, kind: str, *, read: bool) -> Snapshot:
+def in_flight(engine: Engine, kind: str, *, walk: bool) -> Snapshot:
     selection = {"all": Selection.all(), "dirty": Selection.dirty(), "mfu": Selection.most_used(300)}[kind]
-    snapshot = engine.begin(selection, selection, clears_dirty=kind != "mfu")
+    snapshot = engine.begin(selection, selection, clears_dirty=kind != "mfu", walk=walk)
     steps(engine, 3, 2)  # some rows are settled by updates
-    if read:
+    if walk:
         drain(snapshot, 2)
     return snapshot
 
 
-@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("walk", [False, True])
 @pytest.mark.parametrize("kind", ["all", "dirty", "mfu"])
-def test_what_a_snapshot_in_flight_had_taken_is_given_back(tmp_path: Path, kind: str, read: bool) -> None:
+def test_what_a_snapshot_in_flight_had_taken_is_given_back(tmp_path: Path, kind: str, walk: bool) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
 sys.path[:0] = {sys.path!r}
 from table.test_region import engine_in, in_flight, region_of, steps
 region = region_of(Path({str(tmp_path / "memory")!r}))
-engine = engine_in(region, spec={{"drift": True, "ssu": True}}, max_staging_bytes=1 << 16)
+engine = engine_in(region, spec={{"drift": True, "ssu": True}})
 steps(engine, 1)
-snapshot = in_flight(engine, {kind!r}, read={read})
+snapshot = in_flight(engine, {kind!r}, walk={walk})
 region.commit(b"", [])
 os._exit(7)
 """
