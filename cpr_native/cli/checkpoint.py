@@ -10,12 +10,15 @@ import click
 from rich.text import Text
 
 from cpr_native.cli.location import CheckpointLocation
-from cpr_native.cli.output import console, json_option, new_table, print_json
+from cpr_native.cli.outlook import print_recovery, recovery_dict
+from cpr_native.cli.output import byte_progress, console, json_option, new_table, print_json
 from cpr_native.emulate.units import human_bytes
 from cpr_native.errors import CprError
+from cpr_native.store import CheckpointStore
 from cpr_native.store.inspect import ChainSummary, DirectorySummary
 from cpr_native.store.inspect import inspect as inspect_directory
 from cpr_native.store.inspect import verify as verify_directory
+from cpr_native.store.outlook import outlook, row_ages
 
 _checkpoint = click.argument(
     "path",
@@ -28,17 +31,26 @@ _NEWEST = 8
 @click.command()
 @_checkpoint
 @click.option("--all", "show_all", is_flag=True, help=f"List every save, not the newest {_NEWEST} only.")
+@click.option(
+    "--recovery",
+    is_flag=True,
+    help="Read the segments too: what each recovery would restore, and how old its rows are.",
+)
 @json_option
-def inspect(path: Path | str, show_all: bool, as_json: bool) -> int:
+def inspect(path: Path | str, show_all: bool, recovery: bool, as_json: bool) -> int:
     """Show the tables, shards and saves of a checkpoint directory or URL from its manifests.
 
-    Exit code 1 when a manifest is damaged. Segments are not read: see verify.
+    Exit code 1 when a manifest is damaged. Segments are not read without --recovery: see verify.
     """
     summary = inspect_directory(path)
+    store = CheckpointStore(path)
+    looked = (outlook(store), row_ages(store)) if recovery else None
     if as_json:
-        print_json(_to_dict(summary))
+        print_json(_to_dict(summary) | (recovery_dict(*looked) if looked else {}))
     else:
         _print(summary, show_all)
+        if looked:
+            print_recovery(*looked)
         for problem in summary.problems:
             click.echo(problem, err=True)
     return 1 if summary.problems else 0
@@ -52,10 +64,11 @@ def verify(path: Path | str, as_json: bool) -> int:
 
     Exit code 1 when anything is damaged, missing or foreign; each problem is one line.
     """
-    try:
-        problems = verify_directory(path)
-    except CprError as error:
-        problems = [str(error)]
+    with byte_progress("verifying", disable=as_json) as watch:
+        try:
+            problems = verify_directory(path, watch=watch)
+        except CprError as error:
+            problems = [str(error)]
     if as_json:
         print_json({"path": str(path), "intact": not problems, "problems": problems})
     elif not problems:
@@ -93,11 +106,13 @@ def _print(summary: DirectorySummary, show_all: bool) -> None:
     saves = whole.commits if show_all else whole.commits[-_NEWEST:]
     hidden = f", the newest {len(saves)}" if len(saves) < len(whole.commits) else ""
     table = new_table(f"\nSaves: {len(whole.commits)}{hidden}")
-    for name in ("sequence", "kind", "step", "samples", "incarnation", "live"):
+    for name in ("sequence", "kind", "step", "samples", "parent", "rows", "bytes", "incarnation", "live"):
         table.add_column(name, justify="left" if name in ("kind", "live") else "right")
     for commit in saves:
+        rows, size = summary.saved(commit)
         table.add_row(
             str(commit.sequence), commit.kind, f"{commit.step:,}", f"{commit.samples:,}",
+            str(commit.parent or "-"), f"{rows:,}", human_bytes(size),
             str(commit.incarnation), "yes" if commit.live else "no",
         )  # fmt: skip
     out.print(table)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout for programs.")
@@ -28,6 +36,26 @@ def console(*, stderr: bool = False) -> Console:
     """A console that is as wide as the terminal, and 100 columns wide where there is none."""
     out = Console(stderr=stderr, highlight=False)
     return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=100)
+
+
+@contextmanager
+def byte_progress(what: str, *, disable: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of bytes on stderr, if that is a terminal; gives what to call with those done and in all."""
+    out = console(stderr=True)
+    bar = Progress(
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=out,
+        transient=True,
+        disable=disable or not out.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def new_table(title: str | None = None) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,13 +134,15 @@ class ChainReader:
             )
         return manifest
 
-    def newest(self, skipped: list[str], below: int = naming.MAX_SEQUENCE + 1) -> tuple[Manifest, Ref] | None:
+    def newest(
+        self, skipped: list[str], below: int = naming.MAX_SEQUENCE + 1, *, but: Container[int] = ()
+    ) -> tuple[Manifest, Ref] | None:
         """Returns the intact commit of the highest sequence under `below`; `skipped` says what was passed.
 
-        Commits that replace others are not part of history.
+        Commits that replace others are not part of history. but: sequences that do not count.
         """
         for sequence in reversed(self.sequences):
-            if sequence < below:
+            if sequence < below and sequence not in but:
                 try:
                     found = self.load(sequence)
                 except CorruptionError as error:
@@ -232,14 +234,19 @@ class ChainReader:
 
 def check_commits(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
     """Reads every byte of commits' segments that were not read before; raises CorruptionError or OSError."""
+    read_commits(commits)
+    for reader, manifest in commits:
+        reader.raise_damage(manifest)
+
+
+def read_commits(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:
+    """Does that, and leaves the damage to each reader's `raise_damage`; raises OSError."""
     _fetch([(reader, manifest) for reader, manifest in commits if reader.unchecked(manifest)])
     pending = [(reader, check) for reader, manifest in commits if (check := reader.unchecked(manifest))]
     if pending:
         check_segments([check for _, check in pending], pending[0][0].threads)
     for reader, check in pending:
         reader.checked(check.manifest, check.error)
-    for reader, manifest in commits:
-        reader.raise_damage(manifest)
 
 
 def _fetch(commits: Sequence[tuple[ChainReader, Manifest]]) -> None:

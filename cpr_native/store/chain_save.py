@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpr_native._native import GatheredRows
-from cpr_native.errors import CorruptionError, CprError, FencedError
+from cpr_native.errors import CprError
 from cpr_native.store import files, naming
 from cpr_native.store.background import Syncing, close_parts
 from cpr_native.store.check import check_base_rows
 from cpr_native.store.checks import check_json
-from cpr_native.store.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, SegmentRecord, decode, encode
+from cpr_native.store.manifest import Manifest, Ref, SegmentRecord
 from cpr_native.store.segment import (
     QuantisedPart,
     SegmentPart,
@@ -27,63 +27,6 @@ from cpr_native.store.segment import (
     write_quantised,
     write_rows,
 )
-
-
-def prepare_manifest(chain: Path, manifest: Manifest) -> Ref:
-    """Makes everything of a commit durable but its name; returns the reference it will have.
-
-    The data of its segments was synced before. Raises ValueError (too large), OSError.
-    """
-    data, ref = encode(manifest)
-    if manifest.segments:
-        files.sync_directory(chain / naming.SEGMENTS)
-    files.write_new(_temporary(chain, manifest), data)
-    return ref
-
-
-def publish_manifest(chain: Path, manifest: Manifest, own: Container[int] = (), since: int = 0) -> None:
-    """Gives a prepared commit its name and makes that durable.
-
-    own: sequences that this writer has committed; since: the first of them, its epoch; 0 in that itself.
-    A writer's own commits may appear in any order, as compaction runs beside saves. Once the link exists
-    nothing is taken back: an error after it is ambiguous, and the sequence number stays used.
-    Raises FencedError when the sequence is taken, or above `since` a commit is of a later incarnation or
-    unreadable; OSError.
-    """
-    manifests = chain / naming.MANIFESTS
-    temporary = _temporary(chain, manifest)
-    try:
-        for name in files.list_directory(manifests):
-            parsed = naming.parse(name)
-            if parsed is None or parsed.what != "manifest" or parsed.sequence in own:
-                continue
-            if parsed.sequence > (since or manifest.sequence):
-                _check_incarnation(manifests / name, manifest)
-        try:
-            files.link_new(temporary, manifests / naming.manifest_name(manifest.sequence))
-        except FileExistsError:
-            raise FencedError(
-                f"{chain}: sequence {manifest.sequence} was committed by another writer"
-            ) from None
-    finally:
-        files.remove(temporary)
-    files.sync_directory(manifests)
-
-
-def _check_incarnation(other: Path, manifest: Manifest) -> None:
-    try:
-        found = decode(files.read_file(other, MAX_MANIFEST_BYTES), other)[0]
-        if found.incarnation <= manifest.incarnation:
-            return
-    except CorruptionError:
-        pass  # perhaps a later writer's
-    raise FencedError(
-        f"{other}: a newer writer has committed; this one (sequence {manifest.sequence}) must stop"
-    )
-
-
-def _temporary(chain: Path, manifest: Manifest) -> Path:
-    return chain / naming.MANIFESTS / naming.temporary_name(manifest.sequence)
 
 
 class ChainSave:
@@ -166,8 +109,8 @@ class ChainSave:
             raise ValueError(f"rows: expected shard {self._shard}, got {gathered.shard}")
         file, record = write_gathered(self._new_segment(), gathered, self.manifest.schema, self._metadata())
         self._missing -= sum(record.rows.values())
-        self._syncing.add(file, [gathered], self._sealed(record))
         self._records.append(record)
+        self._syncing.add(file, [gathered], self._sealed(record))
 
     def _metadata(self) -> dict[str, str]:
         return {"run_id": self.manifest.run_id, "chain": self.manifest.chain, "kind": self.manifest.kind}
@@ -190,8 +133,8 @@ class ChainSave:
         parts, self._parts, self._gathered_bytes = self._parts, [], 0
         for file, record in written:
             held = parts if record is written[-1][1] else []
-            self._syncing.add(file, held, self._sealed(record))
             self._records.append(record)
+            self._syncing.add(file, held, self._sealed(record))
 
     def _sealed(self, record: SegmentRecord) -> Callable[[], object] | None:
         return None if self._on_sealed is None else partial(self._on_sealed, record)
@@ -209,8 +152,8 @@ class ChainSave:
         """Writes the dense state as a segment of its own; raises TypeError, OSError."""
         self._check_open()
         file, record, self._blobs = write_dense(self._new_segment(), dense)
-        self._syncing.add(file, [], self._sealed(record))
         self._records.append(record)
+        self._syncing.add(file, [], self._sealed(record))
 
     def prepare(
         self, *, commits: Mapping[int, Ref] | None = None, info: Mapping[str, Any] | None = None
@@ -267,11 +210,13 @@ class ChainSave:
                 return  # an error after the link: the commit may be durable, so its segments stay
         except OSError:
             return
-        with suppress(OSError):  # what cannot be removed is left to the next writer
-            files.remove(manifests / naming.temporary_name(sequence))
-        for index in range(self._files):
+        # Other files of this number are another writer's; what can't be removed is left to the next one.
+        if self._ref is not None:
             with suppress(OSError):
-                files.remove(segments / naming.segment_name(sequence, index))
+                files.remove(manifests / naming.temporary_name(sequence))
+        for record in self._records:
+            with suppress(OSError):
+                files.remove(segments / record.name)
 
     def _finish(self) -> None:
         self._open = False

@@ -21,12 +21,13 @@ from cpr_native.store.chain import (
     last_incarnation,
     only_epochs,
 )
-from cpr_native.store.chain_save import ChainSave, prepare_manifest, publish_manifest
+from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.checks import check_count, check_json
 from cpr_native.store.directory import Directory
 from cpr_native.store.lock import ChainLock
 from cpr_native.store.manifest import DATA_KINDS, Kind, Manifest, Ref, SegmentRecord
 from cpr_native.store.placement import Placement
+from cpr_native.store.publish import prepare_manifest, publish_manifest
 from cpr_native.store.quantise import check_bits
 from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.remote_writer import RemoteWriter
@@ -99,17 +100,32 @@ class ChainWriter:
         self.identity = Identity(run_id=run_id, schema=schema, placement=placement)
         if found is not None:
             self.identity.check_same(found, str(self.path))
-        newest = reader.newest([])
-        if newest is None and reader.sequences:
+        if reader.sequences and reader.newest([]) is None:
             raise CorruptionError(f"{self.path}: no manifest is intact; restore or move the directory away")
-        self.incarnation = 1 + last_incarnation(reader)
-        self._position = Position(newest[1], newest[0].parent, exact_ref(*newest)) if newest else Position()
-        self.attached = only_epochs(reader, newest)
-        used = 0 if self._remote is None else self._remote.used(self.chain)
-        self._next_sequence = 1 + max(used, highest_sequence(self.path))
-        at = (newest[0].step, newest[0].samples) if newest else (0, 0)
-        self._commit("epoch", *at, self._position)
+        self._begin_incarnation(reader)
         remove_unfinished(self.path)
+
+    def _begin_incarnation(self, reader: ChainReader) -> None:
+        """Commits an epoch, and another one if an older writer has committed in between.
+
+        From an epoch on older writers stop; what one of them reported before it is part of this history, even
+        where no lock keeps two writers apart.
+        """
+        seen: set[int] = set()
+        self.incarnation = 0
+        while not self._committed or not seen.issuperset(reader.sequences):
+            newest = reader.newest([], but=self._committed)
+            self.incarnation = 1 + max(self.incarnation, last_incarnation(reader))
+            self._position = (
+                Position(newest[1], newest[0].parent, exact_ref(*newest)) if newest else Position()
+            )
+            self.attached = only_epochs(reader, newest)
+            used = 0 if self._remote is None else self._remote.used(self.chain)
+            self._next_sequence = 1 + max(used, highest_sequence(self.path))
+            at = (newest[0].step, newest[0].samples) if newest else (0, 0)
+            self._commit("epoch", *at, self._position)
+            seen = {*reader.sequences, *self._committed}
+            reader = ChainReader(self._root, self.chain, self.identity)
 
     def reserve(self) -> int:
         """Returns a sequence number that no commit has had or will get again."""
@@ -169,16 +185,9 @@ class ChainWriter:
             cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
         )
         self._save = ChainSave(
-            self.path,
-            manifest,
-            self.max_segment_bytes,
-            syncing or Syncing(None, 0),
-            self._prepare,
-            self._publish,
-            self._closed,
-            self._sealed(),
-            self._quantise,
-        )
+            self.path, manifest, self.max_segment_bytes, syncing or Syncing(None, 0),
+            self._prepare, self._publish, self._closed, self._sealed(), self._quantise,
+        )  # fmt: skip
         return self._save
 
     def begin_replacement(self, newest: Manifest, replaced: Ref, oldest: Manifest | None = None) -> ChainSave:
@@ -283,17 +292,8 @@ class ChainWriter:
         self, kind: Kind, sequence: int, step: int, samples: int, position: Position, **more: Any
     ) -> Manifest:
         return Manifest(
-            chain=self.chain,
-            run_id=self.identity.run_id,
-            sequence=sequence,
-            incarnation=self.incarnation,
-            kind=kind,
-            step=step,
-            samples=samples,
-            parent=position.head,
-            grandparent=position.head_parent,
-            exact_parent=position.exact,
-            schema=self.identity.schema,
-            placement=self.identity.placement,
+            chain=self.chain, run_id=self.identity.run_id, sequence=sequence, incarnation=self.incarnation,
+            kind=kind, step=step, samples=samples, parent=position.head, grandparent=position.head_parent,
+            exact_parent=position.exact, schema=self.identity.schema, placement=self.identity.placement,
             **more,
-        )
+        )  # fmt: skip

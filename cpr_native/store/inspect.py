@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import files, naming
-from cpr_native.store.chain import ChainReader, exact_ref
+from cpr_native.store.chain import ChainReader, exact_ref, read_commits
 from cpr_native.store.directory import Directory
 from cpr_native.store.manifest import EXACT_KINDS, Manifest, Ref
 from cpr_native.store.placement import Placement
@@ -18,12 +19,16 @@ from cpr_native.store.remote import is_url
 from cpr_native.store.restore import before, exact_plan
 from cpr_native.store.schema import CollectionSchema
 
+_BATCH_BYTES = 256 * 2**20
+_MOST_COMMITS = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommitSummary:
     """One commit: `rows` of each table and `bytes` of its segments; `live` unless on an abandoned branch.
 
-    `replaces`: the commit that compaction made it to be read for, if so.
+    `replaces`: the commit that compaction made it to be read for, if so; `shard_commits`: of the global
+    chain, the commit of each shard that belongs to it.
     """
 
     sequence: int
@@ -37,6 +42,7 @@ class CommitSummary:
     rows: dict[str, int]
     bytes: int
     live: bool
+    shard_commits: dict[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,18 @@ class DirectorySummary:
     placement: Placement
     chains: tuple[ChainSummary, ...]
     problems: tuple[str, ...]
+
+    def saved(self, commit: CommitSummary) -> tuple[int, int]:
+        """Returns rows and bytes of a global commit with its shards', as far as they are still there."""
+        rows, size = 0, commit.bytes
+        for chain in self.chains[1:]:
+            shard = naming.shard_of(chain.chain)
+            named = None if shard is None else commit.shard_commits.get(shard)
+            for other in chain.commits:
+                if other.sequence == named:
+                    rows += sum(other.rows.values())
+                    size += other.bytes
+        return rows, size
 
 
 def inspect(path: str | os.PathLike[str]) -> DirectorySummary:
@@ -83,36 +101,60 @@ def inspect(path: str | os.PathLike[str]) -> DirectorySummary:
     )
 
 
-def verify(path: str | os.PathLike[str]) -> list[str]:
+def verify(path: str | os.PathLike[str], *, watch: Callable[[int, int], object] | None = None) -> list[str]:
     """Reads every byte of every commit, abandoned ones too; returns the problems found.
 
     Checked: each file's CRC, size and bounds; schema, placement and run the same everywhere; rows within
     shard and table; parents and shard commits present and the very ones named; no foreign file. Files of
     unfinished saves are no problem. What is behind a URL is brought into a new temporary folder for it.
+    watch: is told the bytes read so far and those in all.
     Raises NoCheckpointError when `path` holds no commit at all; OSError.
     """
     if is_url(path):
         with tempfile.TemporaryDirectory(prefix="cpr-native-verify-") as folder:
-            return _verify(CheckpointStore(path, cache=folder).directory())
-    return _verify(Directory(Path(path)))
+            return _verify(CheckpointStore(path, cache=folder).directory(), watch)
+    return _verify(Directory(Path(path)), watch)
 
 
-def _verify(directory: Directory) -> list[str]:
+def _verify(directory: Directory, watch: Callable[[int, int], object] | None) -> list[str]:
     readers = _readers(directory)
     if not any(reader.sequences for reader in readers):
         raise NoCheckpointError(f"{directory.path}: holds no checkpoint")
     problems: list[str] = []
+    commits: list[tuple[ChainReader, Manifest]] = []
     for reader in readers:
         problems += _foreign_files(reader)
         for sequence in reader.sequences:
             try:
-                manifest, _ = reader.load(sequence)
-                reader.check_segments(manifest)
+                commits.append((reader, reader.load(sequence)[0]))
             except CorruptionError as error:
                 problems.append(str(error))
-                continue
-            problems += _bad_links(reader, manifest, directory)
+    _read_all(commits, watch)
+    for reader, manifest in commits:
+        try:
+            reader.raise_damage(manifest)
+        except CorruptionError as error:
+            problems.append(str(error))
+            continue
+        problems += _bad_links(reader, manifest, directory)
     return list(dict.fromkeys(problems))
+
+
+def _read_all(
+    commits: list[tuple[ChainReader, Manifest]], watch: Callable[[int, int], object] | None
+) -> None:
+    """Reads every byte of all commits, as many of them at once as keep the disk busy."""
+    total, done = sum(manifest.bytes for _, manifest in commits), 0
+    batch: list[tuple[ChainReader, Manifest]] = []
+    for number, commit in enumerate(commits, 1):
+        batch.append(commit)
+        size = sum(manifest.bytes for _, manifest in batch)
+        if size >= _BATCH_BYTES or len(batch) == _MOST_COMMITS or number == len(commits):
+            read_commits(batch)
+            done += size
+            batch = []
+            if watch is not None:
+                watch(done, total)
 
 
 def _readers(directory: Directory) -> list[ChainReader]:
@@ -207,6 +249,7 @@ def _summary(reader: ChainReader, problems: list[str]) -> ChainSummary:
                 rows=manifest.rows,
                 bytes=manifest.bytes,
                 live=sequence in live,
+                shard_commits={shard: ref.sequence for shard, ref in manifest.commits.items()},
             )
         )
     return ChainSummary(

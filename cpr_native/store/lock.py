@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,8 +22,10 @@ class ChainLock:
     """Holds the file `path` locked from construction to `close`; a forked child does not hold it.
 
     Raises LockedError when any writer, of this process or another, holds it. The pid in the file is for
-    that message only: a file left by a dead process is free. POSIX frees the lock as soon as this process
-    opens and closes the file by any other way, so nothing else in the package opens it.
+    that message only: a file left by a dead process is free. Where the file system has no locks it warns and
+    holds nothing: then epochs and the exclusive creation of every commit keep two writers apart. POSIX
+    frees the lock as soon as this process opens and closes the file by any other way, so nothing else in the
+    package opens it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +38,7 @@ class ChainLock:
             )
             try:
                 self._key = self._key_of(calls.fstat(self._descriptor))
-                calls.lock(self._descriptor)
+                self._take(path)
             except OSError as error:
                 refusal = self._refusal(path, error)
                 calls.close(self._descriptor)
@@ -44,6 +47,19 @@ class ChainLock:
         with suppress(OSError):  # the pid is for a message only
             calls.ftruncate(self._descriptor, 0)
             calls.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def _take(self, path: Path) -> None:
+        try:
+            self._calls.lock(self._descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            warnings.warn(
+                f"{path}: this file system has no locks ({error.strerror}): a second writer is not refused "
+                "when it opens the directory; the older one is refused at its next commit",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _refusal(self, path: Path, error: OSError) -> Exception:
         if error.errno not in (errno.EACCES, errno.EAGAIN):

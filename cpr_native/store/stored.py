@@ -83,6 +83,13 @@ class StoredRows:
             _native.mark_rows(describe(rows), self.begin, self.end, describe(seen))
         return rows
 
+    def steps(self) -> NDArray[np.int64] | None:
+        """Returns the training step of each row, [count]; None: all are of their commit's.
+
+        Raises what `read` raises.
+        """
+        return self._array("step") if f"{self.table}.step" in self.segment.tensors else None
+
     def _at(self, kind: str) -> int:
         tensor = self.segment.tensors.get(f"{self.table}.{kind}")
         return 0 if tensor is None else tensor.begin
