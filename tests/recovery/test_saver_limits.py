@@ -48,6 +48,32 @@ def test_staging_smaller_than_the_table_is_written_in_pieces(tmp_path: Path) -> 
     manager.close()
 
 
+def test_v12_no_dirty_row_is_dropped_when_staging_is_full(tmp_path: Path) -> None:
+    """Peers drop ids beyond their buffer; here more rows than fit are dirty, and change while being saved."""
+    model = Large()
+    manager = manage(model, tmp_path, Delta())  # type: ignore[arg-type]
+    manager.start()
+    manager.flush()
+    ids = torch.arange(40_000)
+    for number in range(3):
+        model.tables(ids, torch.arange(len(ids) + 1)).square().sum().backward()
+        manager.step(BATCH)
+        manager.save("delta")
+        some = ids[number::7]
+        model.tables(some, torch.arange(len(some) + 1)).square().sum().backward()
+        manager.step(BATCH)
+        manager.flush()
+    manager.save("delta", wait=True)
+    assert [save.rows for save in manager.saves[-2:]] == [40_000, len(ids[2::7])]
+    expected = model.tables.engine.weight(0).copy()
+    manager.close()
+    again = Large()
+    manager = manage(again, tmp_path, Delta())  # type: ignore[arg-type]
+    manager.resume()
+    assert again.tables.engine.weight(0).tobytes() == expected.tobytes()
+    manager.close()
+
+
 def test_first_base_that_failed_is_made_at_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
