@@ -31,7 +31,7 @@ def render(results: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["count"] = lambda value: f"{value:,}"
+    environment.filters["count"] = lambda value: f"{int(value):,}"
     return environment.get_template("reliability.md.in").render(**results)
 
 
