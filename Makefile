@@ -20,7 +20,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills reattach soak \
+.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills reattach soak histories \
   reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
@@ -105,6 +105,9 @@ soak: $(VENV)/test.stamp  ## train on a failing disk with recoveries and kills, 
 	$(CAMPAIGN).soak --seconds $(or $(SECONDS),1200) $(ARGS)
 
 # About 45 minutes on two cores; one that was stopped goes on where it was.
+histories: $(VENV)/test.stamp  ## thousands of random operations on a directory against a model of it
+	CPR_STORE_EXAMPLES=400 CPR_STORE_STEPS=25 $(BIN)/python -m pytest -q -s --timeout 0 tests/store/test_store_property.py $(ARGS)
+
 reliability: $(VENV)/fuzz.stamp  ## all campaigns; writes docs/results/reliability.json and its page
 	$(CAMPAIGN).everything $(ARGS)
 	$(BIN)/python reliability/reliability_page.py
