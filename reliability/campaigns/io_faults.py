@@ -26,7 +26,7 @@ FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 LASTING = ("ENOSPC", "EIO")  # also from one call on for ever: the disk is full, or gone
 
-SHORT_LIVES = (("base", "delta", "priority"), ("delta", "compact", "base"))
+SHORT_LIVES = (("base", "delta", "priority"), ("compact",), ("delta", "base"))
 
 
 class FaultyDisk(MemoryDisk):

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from campaigns.memory_disk import (
     MemoryDisk,
@@ -22,13 +24,18 @@ from campaigns.memory_disk import (
 )
 from campaigns.small_job import PLACEMENT, SCHEMA, SHARDS, SmallJob, exact_state, loaded, of_shard
 from cpr_native.errors import CprError, NoCheckpointError
-from cpr_native.store import CheckpointStore, StoreWriter, system
+from cpr_native.store import CheckpointStore, StoreWriter, system, verify
+
+T = TypeVar("T")
 
 PATH = Path("/jobs/checkpoints")
-# What the job does, in two lives; every save follows a step of training.
+# What the job does, in three lives, each the saves that follow a step of training; between them the chains
+# are folded.
 LIVES = (
     ("base", "delta", "priority", "delta", "priority", "priority"),
-    ("delta", "base", "priority", "delta", "delta", "compact", "delta", "base", "delta"),
+    ("compact",),
+    ("delta", "base", "priority", "delta", "delta"),
+    ("delta", "base", "delta"),
 )
 
 
@@ -82,13 +89,14 @@ def work(
     """The workload; `tolerate`: an error of the system ends a save and not the job."""
     job, store = SmallJob(), CheckpointStore(PATH)
     for number, life in enumerate(lives):
+        if life == ("compact",):
+            persistently(lambda: store.compact(keep=2), tolerate)
+            continue
         writer = persistently(open_writer, tolerate)
         with writer:
             if number:
-                persistently(lambda writer=writer: go_back(job, store, writer, history, calls), tolerate)
+                persistently(partial(go_back, job, store, writer, history, calls), tolerate)
             for kind in life:
-                if kind == "compact":
-                    continue
                 job.train()
                 kind = kind if writer.permits(kind) else "base"
                 attempt = Attempt(kind, *job.after(kind), began=calls())
@@ -112,7 +120,7 @@ def go_back(
     attempt.reported = calls()
 
 
-def persistently(call: Callable[[], object], tolerate: bool) -> object:
+def persistently(call: Callable[[], T], tolerate: bool) -> T:
     """Calls again after an error of the system, or of reading, which is over then."""
     try:
         return call()
@@ -131,7 +139,7 @@ class Recording:
     names: list[str]
 
 
-def record() -> Recording:
+def record(lives: Sequence[Sequence[str]]) -> Recording:
     """Runs the workload once."""
     states: list[Nodes] = []
     names: list[str] = []
@@ -142,7 +150,7 @@ def record() -> Recording:
 
     disk, history = MemoryDisk(before=before), History()
     with system.use(disk):
-        work(LIVES, history, lambda: len(states), tolerate=False)
+        work(lives, history, lambda: len(states), tolerate=False)
     states.append(dict(disk.nodes))
     assert disk.open_files == 0
     return Recording(history, states, names)
@@ -162,6 +170,8 @@ def problem(nodes: Nodes, history: History, calls: int) -> str | None:
             return None
         if found := running_problem(store, history, calls):
             return found
+        if problems := verify(PATH):
+            return f"verify: {problems}"
         return next_save_problem(store)
 
 
@@ -186,12 +196,12 @@ def next_save_problem(store: CheckpointStore) -> str | None:
         job.save(writer, "delta")
     if exact_state(store.latest()) != expected:
         return "the next save is not what is restored"
-    return None
+    return f"verify after the next save: {problems}" if (problems := verify(PATH)) else None
 
 
-def crash_points(seeds: int, processes: int = 1) -> dict[str, int]:
+def crash_points(seeds: int, processes: int = 1, lives: Sequence[Sequence[str]] = LIVES) -> dict[str, int]:
     """Every state that a crash can leave, `seeds` torn ones of each; raises AssertionError for a loss."""
-    recording = record()
+    recording = record(lives)
     tried = 0
     different: dict[tuple[object, ...], tuple[Nodes, int, str]] = {}
     for calls, nodes in enumerate(recording.states):
