@@ -76,9 +76,16 @@ class ChainReader:
         self._checked: dict[int, CorruptionError | None] = {}
         self._damaged: dict[int, CorruptionError] = {}
         self._replacing: dict[Ref, list[Manifest]] | None = None
-        parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
-        self.sequences = [p.sequence for p in parsed if p is not None and p.what == "manifest"]
+        self.sequences = self._listed()
         self.identity = identity or self._oldest_identity()
+
+    def _listed(self) -> list[int]:
+        parsed = [naming.parse(name) for name in files.list_directory(self.path / naming.MANIFESTS)]
+        return [p.sequence for p in parsed if p is not None and p.what == "manifest"]
+
+    def is_outdated(self) -> bool:
+        """Whether commits that were there are gone by now: a writer's retention has removed them."""
+        return not set(self.sequences) <= set(self._listed())
 
     def _oldest_identity(self) -> Identity | None:
         for sequence in self.sequences:

@@ -40,6 +40,10 @@ class Directory:
             )
         return self._shards[shard]
 
+    def is_outdated(self) -> bool:
+        """Whether commits of chains that were read are gone by now."""
+        return any(reader.is_outdated() for reader in (self.whole, *self._shards.values()))
+
     def history(self, skipped: list[str]) -> Iterator[tuple[Manifest, Ref]]:
         """Yields the saves of the global chain from the newest back along parent links.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cpr_native.errors import CorruptionError, NoCheckpointError
 from cpr_native.store import naming
@@ -21,6 +21,10 @@ from cpr_native.store.remote_mirror import Mirror
 from cpr_native.store.restore import Mode, RestorePlan, refusal, running_plan
 from cpr_native.store.schema import CollectionSchema
 from cpr_native.store.writer import StoreWriter
+
+R = TypeVar("R", RestorePoint, RestorePlan)
+
+_READINGS = 10  # of a directory whose commits go while they are read
 
 
 class CheckpointStore:
@@ -136,6 +140,8 @@ class CheckpointStore:
     ) -> RestorePoint:
         """Returns the newest point that is intact to the last byte; every file it needs is read for that.
 
+        Beside a writer it looks again when retention has removed what it was reading, a few times.
+
         "exact": the newest base or delta whose chain is intact. "running": the newest save of any kind with
         intact dense state, and of every shard what is newest and intact.
         schema, placement: of the caller's model.
@@ -143,7 +149,30 @@ class CheckpointStore:
         """
         if mode not in ("exact", "running"):
             raise ValueError(f"mode: expected exact or running, got {mode!r}")
-        directory = self.directory()
+        return self._undisturbed(
+            self.directory, lambda directory: self._newest(directory, mode, schema, placement)
+        )
+
+    def _undisturbed(self, look: Callable[[], Directory], read: Callable[[Directory], R]) -> R:
+        """Reads again, a few times, when a writer's retention has removed what was read meanwhile."""
+        for _ in range(_READINGS - 1):
+            directory = look()
+            try:
+                found = read(directory)
+                if not found.skipped or not directory.is_outdated():
+                    return found
+            except NoCheckpointError:
+                if not directory.is_outdated():
+                    raise
+        return read(look())
+
+    def _newest(
+        self,
+        directory: Directory,
+        mode: Mode,
+        schema: CollectionSchema | None,
+        placement: Placement | None,
+    ) -> RestorePoint:
         skipped: list[str] = []
         for manifest, ref in directory.history(skipped):
             if schema is not None:
@@ -186,5 +215,8 @@ class CheckpointStore:
 
         Every byte is verified here. Raises NoCheckpointError, OSError, ValueError.
         """
-        reader = self.directory([naming.GLOBAL, naming.shard_chain(shard)]).shard(shard)
-        return RestorePlan(mode="running", chains=(running_plan(reader, shard),))
+        chains = [naming.GLOBAL, naming.shard_chain(shard)]
+        return self._undisturbed(
+            lambda: self.directory(chains),
+            lambda d: RestorePlan(mode="running", chains=(running_plan(d.shard(shard), shard),)),
+        )

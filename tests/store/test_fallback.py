@@ -15,7 +15,8 @@ from store_cases import (
 )
 
 from cpr_native.errors import NoCheckpointError
-from cpr_native.store import CheckpointStore
+from cpr_native.store import CheckpointStore, system
+from cpr_native.store.system import System
 
 
 @pytest.mark.parametrize("chain", ["global", "shards/1"])
@@ -127,3 +128,29 @@ def test_an_older_base_serves_when_the_newest_is_damaged(tmp_path: Path) -> None
     plan = store.shard_plan(0)
     assert plan.broken
     assert [s.commit.sequence for s in plan.segments] == [2, 3, 5]
+
+
+def test_a_reader_looks_again_when_retention_removes_what_it_reads(tmp_path: Path) -> None:
+    """A writer commits a base and prunes whenever the reader has listed a chain, three times."""
+    model, store = Model(), CheckpointStore(tmp_path)
+    with store.writer(SCHEMA, PLACEMENT, keep=1) as writer:
+        model.save(writer, "base")
+
+        class Overtaken(System):
+            left = 3
+
+            def listdir(self, fd: int) -> list[str]:
+                names = super().listdir(fd)
+                if self.left and any(name.endswith(".json") for name in names):
+                    self.left -= 1
+                    with system.use(System()):
+                        model.train_some()
+                        model.save(writer, "base")
+                return names
+
+        for look in (store.latest, lambda: store.shard_plan(1)):
+            with system.use(Overtaken()):
+                found = look()
+            assert list(found.skipped) == []
+        assert store.latest().step == model.step == 6
+        assert restored(store) == model.rows()
