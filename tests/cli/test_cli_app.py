@@ -40,11 +40,13 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for name in ("demo", "emulate", "plan", "report", "inspect", "verify"):
+    for name in ("demo", "emulate", "plan", "report", "inspect", "verify", "compact", "export", "keep"):
         assert f"\n  {name} " in out
 
 
-@pytest.mark.parametrize("name", ["demo", "emulate", "plan", "report", "inspect", "verify"])
+@pytest.mark.parametrize(
+    "name", ["demo", "emulate", "plan", "report", "inspect", "verify", "compact", "export", "keep"]
+)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "-h"]) == 0
     assert f"Usage: cpr-native {name}" in capsys.readouterr().out
@@ -136,7 +138,17 @@ def test_torch_is_not_imported(arguments: list[str]) -> None:
 
 def test_group_is_a_click_command() -> None:
     assert isinstance(cli, click.Group)
-    assert cli.list_commands(click.Context(cli)) == ["demo", "emulate", "inspect", "plan", "report", "verify"]
+    assert cli.list_commands(click.Context(cli)) == [
+        "compact",
+        "demo",
+        "emulate",
+        "export",
+        "inspect",
+        "keep",
+        "plan",
+        "report",
+        "verify",
+    ]
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
