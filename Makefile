@@ -105,7 +105,7 @@ soak: $(VENV)/test.stamp  ## train on a failing disk with recoveries and kills, 
 	$(CAMPAIGN).soak --seconds $(or $(SECONDS),1200) $(ARGS)
 
 histories: $(VENV)/test.stamp  ## thousands of random operations on a directory against a model of it
-	CPR_STORE_EXAMPLES=400 CPR_STORE_STEPS=25 $(BIN)/python -m pytest -q -s --timeout 0 tests/store/test_store_property.py $(ARGS)
+	CPR_STORE_EXAMPLES=400 CPR_STORE_STEPS=25 $(BIN)/pytest -q -s --timeout 0 tests/store/test_store_property.py $(ARGS)
 
 # About 45 minutes on two cores; one that was stopped goes on where it was.
 reliability: $(VENV)/fuzz.stamp  ## all campaigns; writes docs/results/reliability.json and its page
