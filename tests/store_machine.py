@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from failing_system import failing_from
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from store_cases import SCHEMA, Model, Rows
@@ -20,39 +21,11 @@ from store_cases import SCHEMA, Model, Rows
 from cpr_native.errors import NoCheckpointError
 from cpr_native.store import CheckpointStore, CollectionSchema, Placement, StoreWriter, inspect, verify
 from cpr_native.store.housekeeping import Housekeeping
-from cpr_native.store.system import System, use
+from cpr_native.store.system import use
 
 SMALL = CollectionSchema(tables=SCHEMA.tables[1:], optimizer="row_wise_adagrad")
 TWO = Placement.contiguous(SMALL, 2)
 COUNTED = {"operations": 0}  # done by all machines of this process
-
-
-class Stops(System):
-    """Fails every call that changes something from the n-th on, as a full or unplugged disk does."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def _call(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(28, "No space left on device")
-
-    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        self._call()
-        return super().pwrite(fd, data, offset)
-
-    def fsync(self, fd: int) -> None:
-        self._call()
-        super().fsync(fd)
-
-    def link(self, source: str, target: str) -> None:
-        self._call()
-        super().link(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._call()
-        super().unlink(path)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -67,6 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.writer: StoreWriter | None = None
         self.model = Model(schema=SMALL, placement=TWO)
         self.exact: list[tuple[int, Rows]] = []  # step and rows of the exact points of the live history
+        self.kept: list[int] = []  # steps of those that retention may not have removed
         self.running = copy.deepcopy(self.model)
         self.numbers: dict[str, int] = {}
 
@@ -107,7 +81,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert info.retention_error is None
         self._shown(taken, {0, 1})
         if kind != "priority":
-            self.exact.append((self.model.step, self.model.rows()))
+            self._enter_exact()
+
+    def _enter_exact(self) -> None:
+        self.exact.append((self.model.step, self.model.rows()))
+        self.kept = [*self.kept, self.model.step][-(self.keep or len(self.exact)) :]
 
     @rule(kind=st.sampled_from(["base", "delta", "priority"]), at=st.integers(0, 40))
     def failed_save(self, kind: str, at: int) -> None:
@@ -118,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
             kind = "base"
         taken, dirty = self._taken(kind, self.model), copy.deepcopy(self.model.dirty)
         before = self._heads()
-        with use(Stops(at)):
+        with use(failing_from(at + 1)):
             try:
                 self.model.save(self.writer, kind, taken)
             except OSError:
@@ -128,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
             taken, {shard for shard in (0, 1) if after[f"shards/{shard}"] != before[f"shards/{shard}"]}
         )
         if after["global"] != before["global"] and kind != "priority":
-            self.exact.append((self.model.step, self.model.rows()))
+            self._enter_exact()
         if any(chain._position.head.sequence != after[chain.chain] for chain in self.writer._chains):  # type: ignore[union-attr]
             self.restart("running", orderly=False)  # whether a commit is durable is not known
 
@@ -145,6 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
         with self.writer.paused():
             self.writer.rollback(point)
         self.exact = [(step, rows) for step, rows in self.exact if step <= point.step]
+        self.kept = [step for step in self.kept if step <= point.step]
         self.store.latest().plan().apply(self.model)
         self.running.weight, self.running.state = copy.deepcopy((self.model.weight, self.model.state))
         self.model.dirty = {name: set() for name in self.model.dirty}
@@ -174,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 30), crash=st.booleans())
     def compact_interrupted(self, at: int, crash: bool) -> None:
-        with use(Stops(at)), suppress(OSError):
+        with use(failing_from(at + 1)), suppress(OSError):
             self._housekeeping().fold(0)
         if crash:
             self.restart("running", orderly=False)
@@ -189,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.keep is not None)
     @rule(at=st.integers(0, 20))
     def prune_interrupted(self, at: int) -> None:
-        with use(Stops(at)):
+        with use(failing_from(at + 1)):
             self._housekeeping().prune()
 
     def _housekeeping(self) -> Housekeeping:
@@ -217,8 +196,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self._rows("running") == self.running.rows()
         assert point.skipped == ()
         steps = [each.step for each in self.store.points()]
-        least = len(self.exact) if self.keep is None else min(self.keep, len(self.exact))
-        assert steps[:least] == [step for step, _ in self.exact[::-1]][:least]
+        assert steps[: len(self.kept)] == self.kept[::-1]
+        assert steps == [step for step, _ in self.exact[::-1]][: len(steps)]
         for chain in inspect(self.path).chains:
             newest = max(commit.sequence for commit in chain.commits)
             assert newest >= self.numbers.get(chain.chain, 0)

@@ -185,12 +185,12 @@ class ChainReader:
                 raise
         return found
 
-    def covers(self, ref: Ref) -> bool:
-        """Whether a commit that stands for a run of others has `ref` in it, which then may be gone."""
+    def covers(self, sequence: int) -> bool:
+        """Whether a commit stands for a run of others with this one among them, which then may be gone."""
         for replaced, manifests in self.replacements().items():
-            if ref.sequence <= replaced.sequence:
+            if sequence <= replaced.sequence:
                 for manifest in manifests:
-                    if ref.sequence > (manifest.parent.sequence if manifest.parent else 0):
+                    if sequence > (manifest.parent.sequence if manifest.parent else 0):
                         return True
         return False
 

@@ -130,14 +130,25 @@ def _verify(directory: Directory, watch: Callable[[int, int], object] | None) ->
             except CorruptionError as error:
                 problems.append(str(error))
     _read_all(commits, watch)
+    live = {reader.chain: _live(reader) for reader in readers}
     for reader, manifest in commits:
         try:
             reader.raise_damage(manifest)
         except CorruptionError as error:
             problems.append(str(error))
             continue
-        problems += _bad_links(reader, manifest, directory)
+        problems += _bad_links(reader, manifest, directory, live=manifest.sequence in live[reader.chain])
     return list(dict.fromkeys(problems))
+
+
+def _live(reader: ChainReader) -> set[int]:
+    """Returns the sequences of history from the newest commit back, and of the commits that replace it."""
+    live: set[int] = set()
+    at = reader.newest([])
+    while at is not None:
+        live |= {at[1].sequence, *(m.sequence for m in reader.replacements().get(at[1], ()))}
+        at, _ = before(reader, at[0], [])
+    return live
 
 
 def _read_all(
@@ -178,13 +189,16 @@ def _shard_names(path: Path) -> list[str]:
     return names
 
 
-def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) -> list[str]:
-    """Returns what is wrong with the links of a commit; a missing one counts where retention removes none."""
+def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory, *, live: bool) -> list[str]:
+    """Returns what is wrong with the links of a commit; a missing one counts where retention removes none.
+
+    That is in live history: of an abandoned branch it may have left any part.
+    """
     problems = []
     for ref in (manifest.parent, manifest.grandparent, manifest.exact_parent):
         if ref is None:
             continue
-        if ref.sequence in reader.sequences or _is_missed(reader, manifest, ref, directory):
+        if ref.sequence in reader.sequences or (live and _is_missed(reader, manifest, ref, directory)):
             try:
                 reader.follow(ref)
             except CorruptionError as error:
@@ -194,7 +208,7 @@ def _bad_links(reader: ChainReader, manifest: Manifest, directory: Directory) ->
         try:
             if manifest.kind in EXACT_KINDS:
                 exact_plan(chain, shard, ref)
-            elif not chain.covers(ref):
+            elif not chain.covers(ref.sequence):
                 chain.readings(ref)
         except CorruptionError as error:
             problems.append(str(error))
@@ -206,11 +220,13 @@ def _is_missed(reader: ChainReader, manifest: Manifest, ref: Ref, directory: Dir
     at = reader.newest([])
     exact = None if at is None else exact_ref(*at)
     least = exact.sequence if exact else 0
-    if ref != manifest.parent or ref.sequence < least or reader.is_pruned(ref) or reader.covers(ref):
+    if ref != manifest.parent or ref.sequence < least or reader.is_pruned(ref) or reader.covers(ref.sequence):
         return False
     if reader.shard is not None:
         return True
-    return not all(directory.shard(shard).covers(of_shard) for shard, of_shard in manifest.commits.items())
+    return not all(
+        directory.shard(shard).covers(of_shard.sequence) for shard, of_shard in manifest.commits.items()
+    )
 
 
 def _foreign_files(reader: ChainReader) -> list[str]:
@@ -224,11 +240,7 @@ def _foreign_files(reader: ChainReader) -> list[str]:
 
 
 def _summary(reader: ChainReader, problems: list[str]) -> ChainSummary:
-    live: set[int] = set()
-    at = reader.newest([])
-    while at is not None:
-        live |= {at[1].sequence, *(m.sequence for m in reader.replacements().get(at[1], ()))}
-        at, _ = before(reader, at[0], [])
+    live = _live(reader)
     commits = []
     for sequence in reader.sequences:
         try:

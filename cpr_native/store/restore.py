@@ -146,7 +146,7 @@ def before(
         except CorruptionError as error:
             if link.sequence in reader.sequences:
                 note(skipped, error)
-            elif not reader.is_pruned(link) and not reader.covers(link):
+            elif not reader.is_pruned(link) and not reader.covers(link.sequence):
                 missing.append(error)
             continue
         # Past a damaged parent: it was a base or delta if it is the exact parent that could not be read.

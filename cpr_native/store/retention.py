@@ -133,7 +133,7 @@ def _remove(chain: ChainReader, life: _Life, *, enough: bool) -> None:
     """Removes what is not needed. Without `enough` points: only what is folded."""
     doomed = []
     for sequence in chain.sequences:
-        folded = life.exact < sequence <= life.folded
+        folded = life.exact < sequence <= life.folded and (chain.shard is None or chain.covers(sequence))
         after = life.exact < sequence and life.hidden
         if sequence not in life.needed and (folded or (enough and not after)):
             doomed.append(sequence)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +17,7 @@ import torch
 
 from campaigns.command import main
 from campaigns.killed import PHASES, Kill, train
+from campaigns.processes import exit_code, processes
 from campaigns.training import undisturbed
 from cpr_native.errors import NoCheckpointError
 from cpr_native.store import CheckpointStore, verify
@@ -28,23 +25,6 @@ from cpr_native.store import CheckpointStore, verify
 # Shards and threads of the jobs, in turn.
 SETTINGS = ((1, 1), (4, 5), (4, 1), (1, 5))
 _MOST_CALLS = {"save": 400, "open": 40, "restore": 60, "retention": 120, "compaction": 200}
-_LIMIT_S = 120.0
-
-
-def processes() -> ForkServerContext:
-    """Starts processes from a clean one that has imported everything: in no time, and without threads."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["campaigns.killed"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # it does not take over sys.path
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-    return context
 
 
 @dataclass
@@ -97,23 +77,6 @@ def problems_of(folder: Path) -> list[str]:
     return found
 
 
-def killed_once(
-    context: ForkServerContext, folder: Path, job: tuple[int, int, int], kill: Kill, delay: float
-) -> int | None:
-    """Runs a job until it is killed or ends; returns its exit code."""
-    process = context.Process(target=train, args=(folder, *job, kill, {}))
-    process.start()
-    if kill.phase == "time":
-        time.sleep(delay)
-        process.kill()
-    process.join(_LIMIT_S)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return None
-    return process.exitcode
-
-
 def draw(random: Random) -> tuple[Kill, float]:
     """An instant: every other by time alone, else at a system call of a phase, or during a snapshot."""
     if random.random() < 0.4:
@@ -139,7 +102,8 @@ def run(*, times: int = 200, steps: int = 60, seed: int = 0) -> dict[str, Any]:
             while code == -signal.SIGKILL:
                 last = at.total() >= times
                 kill, delay = (Kill(phase="none"), 0.0) if last else draw(random)
-                code = killed_once(context, folder, (steps, shards, threads), kill, delay) or 0
+                process = context.Process(target=train, args=(folder, steps, shards, threads, kill, {}))
+                code = exit_code(process, partial(time.sleep, delay) if kill.phase == "time" else None) or 0
                 at[kill.phase] += code == -signal.SIGKILL
                 found = problems_of(folder)
                 lost += bool(found)

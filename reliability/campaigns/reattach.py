@@ -7,7 +7,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from campaigns import kills
 from campaigns.command import main
+from campaigns.processes import exit_code, processes
 from campaigns.reattached import Kill, live
 from cpr_native.config import EmbeddingBagConfig
 from cpr_native.modules import EmbeddingBagCollection
@@ -28,7 +29,6 @@ from cpr_native.recovery import RecoveryManager
 from cpr_native.shared import SharedMemory
 from cpr_native.store import CheckpointStore
 
-_LIMIT_S = 120.0
 _SETTINGS = ((2000, 1), (200_000, 1), (20_000, 4))  # rows of the largest table, threads
 
 
@@ -39,29 +39,12 @@ def draw(random: Random) -> tuple[Kill, float]:
     return Kill(phase=phase, number=number, after=int(3000 * random.random() ** 3)), random.uniform(0.1, 0.4)
 
 
-def killed_once(
-    context: ForkServerContext, folder: Path, job: tuple[int, int, int], kill: Kill, delay: float
-) -> int | None:
-    """Runs the job until it is killed or ends; returns its exit code, None for one that hangs."""
-    process = context.Process(target=live, args=(folder, *job, kill))
-    process.start()
-    if kill.phase == "time":
-        wait_for(folder / "log", b"ready", process.is_alive)
-        time.sleep(delay)
-        process.kill()
-    process.join(_LIMIT_S)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return None
-    return process.exitcode
-
-
-def wait_for(log: Path, word: bytes, alive: Any) -> None:
-    """Returns when one more line with `word` is in `log`, or the process is dead."""
-    before = log.read_bytes().count(word) if log.exists() else 0
-    while alive() and (not log.exists() or log.read_bytes().count(word) <= before):
+def wait_ready(log: Path, process: BaseProcess, delay: float) -> None:
+    """Returns `delay` seconds after a process has written one more line "ready" to `log`, or is dead."""
+    before = log.read_bytes().count(b"ready") if log.exists() else 0
+    while process.is_alive() and (not log.exists() or log.read_bytes().count(b"ready") <= before):
         time.sleep(0.005)
+    time.sleep(delay)
 
 
 class Found:
@@ -100,7 +83,7 @@ def run(
     those in doubt, their optimizer state and the dense side to the last bit, and that every row that the
     newest exact commit has otherwise is dirty. `sizes`: rows of tables, with commas: how long to attach to.
     """
-    random, context = Random(seed), kills.processes()
+    random, context = Random(seed), processes()
     modes: Counter[str] = Counter()
     at: Counter[str] = Counter()
     problems: list[str] = []
@@ -111,7 +94,9 @@ def run(
             folder, code = Path(name), -signal.SIGKILL
             while code == -signal.SIGKILL:
                 kill, delay = draw(random) if at.total() < times else (Kill(phase="none"), 0.0)
-                code = killed_once(context, folder, (steps, rows, threads), kill, delay) or 0
+                process = context.Process(target=live, args=(folder, steps, rows, threads, kill))
+                ready = partial(wait_ready, folder / "log", process, delay)
+                code = exit_code(process, ready if kill.phase == "time" else None) or 0
                 at[kill.phase] += code == -signal.SIGKILL
             found = Found(folder)
             modes += found.modes

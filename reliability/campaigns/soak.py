@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from campaigns.command import main
-from campaigns.kills import processes
+from campaigns.processes import processes
 from campaigns.soaked import EPOCH, KEEP, live
 from campaigns.training import digest_of_rows, undisturbed
 from cpr_native.errors import CorruptionError, NoCheckpointError

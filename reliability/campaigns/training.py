@@ -19,7 +19,7 @@ from cpr_native.optim import RowWiseAdagrad
 from cpr_native.overhead import Costs, Job, Plan, Recovery
 from cpr_native.policy import Mfu, Ranking, SaveKind, Table
 from cpr_native.recovery import RecoveryManager, ResumableLoader
-from cpr_native.store import CheckpointStore, CollectionSchema, Placement, StoreWriter
+from cpr_native.store import CheckpointStore
 
 ROWS = (2000, 300, 9)
 BATCH = 32
@@ -98,13 +98,6 @@ class EveryKind:
         return Mfu(fraction=0.1).selections(tables, kind, ranking)
 
 
-class FoldingStore(CheckpointStore):
-    """A checkpoint whose writer folds chains of more than a few increments, beside the saves."""
-
-    def writer(self, schema: CollectionSchema, placement: Placement, **options: Any) -> StoreWriter:
-        return super().writer(schema, placement, **{**options, "compact": 4})
-
-
 @dataclass
 class Training:
     """The model of a job with its optimizer, its loader and its manager over the checkpoint in `path`."""
@@ -127,7 +120,7 @@ class Training:
         torch.manual_seed(7)
         self.manager = RecoveryManager(
             self.model,
-            FoldingStore(self.path),
+            CheckpointStore(self.path),
             policy=EveryKind(on_save=self.on_save),
             # An hour is a step.
             job=Job(total_hours=float(self.steps), mtbf_hours=20.0, shards=self.shards),
@@ -135,7 +128,7 @@ class Training:
             total_samples=self.steps * BATCH,
             dense_optimizer=self.dense,
             loader=self.loader,
-            **{"keep": 2, **self.options},
+            **{"keep": 2, "compact": 4, **self.options},
         )
 
     def step(self, batch: Batch) -> None:

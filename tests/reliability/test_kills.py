@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from campaigns import kills
-from campaigns.killed import Kill
+from campaigns.killed import Kill, train
+from campaigns.processes import exit_code, processes
 from campaigns.tiny import files_of, tiny_directory
 from campaigns.training import Training, digest, undisturbed
 
@@ -41,9 +42,9 @@ def test_what_is_lost_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_process_kills_itself_where_it_is_told_to(tmp_path: Path) -> None:
-    context = kills.processes()
-    assert kills.killed_once(context, tmp_path, (20, 1, 1), Kill(phase="open", number=5), 0.0) == -9
-    assert kills.killed_once(context, tmp_path, (20, 1, 1), Kill(phase="none"), 0.0) == 0
+    context = processes()
+    for kill, code in ((Kill(phase="open", number=5), -9), (Kill(phase="none"), 0)):
+        assert exit_code(context.Process(target=train, args=(tmp_path, 20, 1, 1, kill, {})), None) == code
     told = kills.Told.read(tmp_path / "log")
     assert told.exact == 20
     torch.set_num_threads(1)

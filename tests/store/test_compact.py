@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from failing_system import failing_once
 from store_cases import (
     PLACEMENT,
     SCHEMA,
@@ -23,7 +24,7 @@ from cpr_native.errors import CorruptionError, FencedError
 from cpr_native.store import CheckpointStore, inspect, verify
 from cpr_native.store.compact import exact_run, fold, priority_run
 from cpr_native.store.segment_reader import read_tensors
-from cpr_native.store.system import System, use
+from cpr_native.store.system import use
 
 # What `history` writes: base 2, delta 3, priority 4, delta 5, priority 6; steps one less.
 
@@ -151,41 +152,13 @@ def test_rows_without_steps_are_no_folded_priority_commit(tmp_path: Path) -> Non
     assert any(".step': expected one" in problem for problem in verify(tmp_path))
 
 
-class Fails(System):
-    """Raises an OSError in the n-th call that changes something, and counts them."""
-
-    def __init__(self, at: int = 0) -> None:
-        self.at, self.calls = at, 0
-
-    def _call(self) -> None:
-        self.calls += 1
-        if self.calls == self.at:
-            raise OSError(28, "No space left on device")
-
-    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        self._call()
-        return super().pwrite(fd, data, offset)
-
-    def fsync(self, fd: int) -> None:
-        self._call()
-        super().fsync(fd)
-
-    def link(self, source: str, target: str) -> None:
-        self._call()
-        super().link(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._call()
-        super().unlink(path)
-
-
 def test_v13_compaction_that_fails_anywhere_changes_nothing(tmp_path: Path) -> None:
     store, seen = history(tmp_path / "whole")
     running, at, calls = restored(store, "running"), 0, 1
     while at < calls:
         path = copy(tmp_path / "whole", tmp_path / str(at))
         with CheckpointStore(path).writer(SCHEMA, PLACEMENT) as writer:
-            with use(counted := Fails(at)):
+            with use(counted := failing_once(at)):
                 if at == 0:
                     writer.housekeeping.fold(1)
                     calls = counted.calls

@@ -6,6 +6,7 @@ import pytest
 from store_cases import PLACEMENT, SCHEMA, Model, Rows, flip, python, restored, segment_path
 
 from cpr_native.store import CheckpointStore, files, inspect, verify
+from cpr_native.store.compact import fold, priority_run
 
 
 def rounds(path: Path, keep: int | None, count: int) -> tuple[Model, list[Rows]]:
@@ -85,6 +86,40 @@ def test_abandoned_branches_are_removed(tmp_path: Path) -> None:
     assert restored(store) == model.rows()
     assert verify(tmp_path) == []
     assert seen
+
+
+def test_what_retention_removed_before_a_rollback_is_not_missed(tmp_path: Path) -> None:
+    model, store = Model(), CheckpointStore(tmp_path)
+    with store.writer(SCHEMA, PLACEMENT, keep=2) as writer:
+        for kind in ("base", "priority", "delta", "priority"):
+            model.train_some()
+            model.save(writer, kind)
+        writer.housekeeping.prune()
+        # Of 2 base, 3 priority, 4 delta, 5 priority the 3 is in neither point.
+        assert sequences(tmp_path)[1] == [2, 4, 5]
+        writer.rollback(store.points()[1])  # 6: before what was the newest point
+        assert verify(tmp_path) == []
+
+
+def test_a_chain_that_is_folded_keeps_what_another_ones_commit_names(tmp_path: Path) -> None:
+    model, store = Model(), CheckpointStore(tmp_path)
+    with store.writer(SCHEMA, PLACEMENT, keep=2) as writer:
+        for kind in ("base", "priority"):
+            model.train_some()
+            model.save(writer, kind)
+        writer.rollback(store.points()[0])  # abandons 3
+        for _ in range(2):
+            model.train_some()
+            model.save(writer, "priority")
+        chain = writer._chains[1]
+        run = priority_run(chain.reader())
+        assert run is not None
+        fold(chain, chain.reader(), run)
+        running = restored(store, "running")
+        writer.housekeeping.prune()  # one point, fewer than it keeps: only what is folded goes
+        assert sequences(tmp_path)[1:3] == [[1, 2, 3, 4, 6, 7], [1, 2, 3, 4, 5, 6]]
+        assert verify(tmp_path) == []
+        assert restored(store, "running") == running
 
 
 def test_an_error_of_retention_does_not_fail_the_save(tmp_path: Path) -> None:
