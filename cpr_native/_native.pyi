@@ -360,12 +360,14 @@ class Collection:
         threads: int,
         grad_scale: float = 1.0,
         frozen: Sequence[int] = (),
+        multiplicity: TensorRef | None = None,
     ) -> bool:
         """One optimizer step on the batch's rows, tracked; False, and nothing changed, if `grad` isn't
         finite.
 
-        `grad`: float32 [batch, output_dim]; `frozen`: tables left out. Raises CprError for a batch used
-        before.
+        `grad`: float32 [batch, output_dim]; `frozen`: tables left out. `multiplicity`: uint32 [num_ids], at
+        least 1: how many accesses each id stands for, where its gradient is a sum already; they are counted
+        and sampled as so many. None: one each. Raises CprError for a batch used before.
         """
     def gradient(
         self, batch: Batch, grad: TensorRef, *, table: int, threads: int

@@ -3,11 +3,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind/tensor_ref.hpp"
 #include "table/collection.hpp"
 
 namespace cpr {
@@ -51,6 +53,16 @@ inline const char* outer_dtype(const Collection& c) { return c.wide() ? "float64
 // As NumPy has it: bfloat16 as its bit pattern.
 inline pybind11::dtype array_dtype(DType dtype) {
   return pybind11::dtype(dtype == DType::kBFloat16 ? "uint16" : dtype_name(dtype));
+}
+
+// uint32 [num_ids], at least 1 each.
+inline const uint32_t* checked_multiplicity(const Batch& batch, const TensorRef& ref) {
+  const auto* multiplicity = data_of<const uint32_t>(ref, "multiplicity", "uint32");
+  check_shape(ref, "multiplicity", {batch.num_ids()});
+  const auto* end = multiplicity + batch.num_ids();
+  const auto* zero = std::find(multiplicity, end, 0U);
+  require(zero == end, "multiplicity: expected at least 1, got 0 at position " + std::to_string(zero - multiplicity));
+  return multiplicity;
 }
 
 // A NumPy array that owns `values`.

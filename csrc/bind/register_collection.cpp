@@ -133,14 +133,15 @@ const void* checked_grad(const Collection& c, const Batch& batch, const TensorRe
 }
 
 bool update(Collection& c, Batch& batch, const TensorRef& grad, int threads, float grad_scale,
-            const std::vector<int64_t>& frozen) {
+            const std::vector<int64_t>& frozen, const std::optional<TensorRef>& multiplicity) {
   require(c.optimizer().kind != Optimizer::kNone, "update: expected a fused optimizer, got none; use gradient");
   const float* g = static_cast<const float*>(checked_grad(c, batch, grad));
   require(std::isfinite(grad_scale), "grad_scale: expected a finite value, got " + std::to_string(grad_scale));
   std::vector<bool> mask(static_cast<size_t>(c.num_tables()), false);
   for (const int64_t table : frozen) mask[static_cast<size_t>(check_table(c, table))] = true;
+  const uint32_t* accesses = multiplicity.has_value() ? checked_multiplicity(batch, *multiplicity) : nullptr;
   py::gil_scoped_release release;
-  return c.update(&batch, g, std::clamp(threads, 1, kMaxThreads), grad_scale, mask);
+  return c.update(&batch, g, std::clamp(threads, 1, kMaxThreads), grad_scale, mask, accesses);
 }
 
 template <typename T>
@@ -270,7 +271,7 @@ void register_collection(py::module_& m) {
   c.def("lookup", &lookup, py::arg("ids"), py::arg("offsets"), py::arg("per_sample_weights"), py::arg("out"),
         py::kw_only(), py::arg("threads"), py::arg("keep"), py::arg("ids_per_bag") = 0);
   c.def("update", &update, py::arg("batch"), py::arg("grad"), py::kw_only(), py::arg("threads"),
-        py::arg("grad_scale") = 1.0F, py::arg("frozen") = std::vector<int64_t>());
+        py::arg("grad_scale") = 1.0F, py::arg("frozen") = std::vector<int64_t>(), py::arg("multiplicity") = py::none());
   c.def("gradient", &gradient, py::arg("batch"), py::arg("grad"), py::kw_only(), py::arg("table"), py::arg("threads"));
   c.def(
       "per_sample_weight_grad",

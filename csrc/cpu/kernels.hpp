@@ -60,6 +60,7 @@ struct UpdateArgs {
   const void* per_sample_weights = nullptr;  // [num_ids]; float, double for float64 tables
   const uint32_t* bag_length = nullptr;      // [features * batch], mean pooling
   const uint32_t* argmax = nullptr;          // max pooling: [batch, grad_stride] as of the lookup
+  const uint32_t* multiplicity = nullptr;    // [num_ids]: accesses that each id stands for; nullptr: one
   // Optimizer::kNone: unique rows and their gradients are written here in ascending order; without out_grad the rows
   // are only tracked.
   int64_t* out_rows = nullptr;

@@ -162,12 +162,21 @@ CPR_INLINE void prefetch_to_write(const TableView& t, int64_t row) {
   }
 }
 
+// Of a row whose `count` keys these are.
+CPR_INLINE int64_t accesses_of(const UpdateArgs& a, const uint64_t* keys, int64_t count) {
+  if (a.multiplicity == nullptr) return count;
+  int64_t accesses = 0;
+  for (int64_t i = 0; i < count; ++i) accesses += a.multiplicity[keys[i] & kPositionMask];
+  return accesses;
+}
+
 // The row's gradient, with what multiplies it; points into grad or into sums.
 template <typename T, int D, Occurrence kKind>
-CPR_INLINE const T* row_gradient(const UpdateArgs& a, const uint64_t* keys, int64_t count, int64_t left, T* sums) {
+CPR_INLINE const T* row_gradient(const UpdateArgs& a, const uint64_t* keys, int64_t count, int64_t left,
+                                 int64_t accesses, T* sums) {
   const T* g = sum_gradients<T, D, kKind>(a, keys, count, left, sums);
   T scale = static_cast<T>(a.grad_scale);
-  if (a.scale_grad_by_freq) scale /= static_cast<T>(count);
+  if (a.scale_grad_by_freq) scale /= static_cast<T>(accesses);
   if (scale == T{1}) return g;
   copy_scaled<D>(sums, g, scale, fixed_dim<D>(a.table.dim));
   return sums;
@@ -191,16 +200,17 @@ static int64_t update_rows(const UpdateArgs& a, const uint64_t* keys, int64_t n,
     const int64_t first = starts[u];
     const int64_t count = starts[u + 1] - first;
     const int64_t row = static_cast<int64_t>(keys[first] >> 32);
+    const int64_t accesses = accesses_of(a, keys + first, count);
     const bool sampled = after[u] != 0;
-    track(a.table, row, count, sampled, drifts, delta, before + u, after + u);
+    track(a.table, row, accesses, sampled, drifts, delta, before + u, after + u);
     if constexpr (kOptimizer == Optimizer::kNone) {
       a.out_rows[u] = row;
       if (a.out_grad != nullptr) {
-        const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, sums);
+        const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, accesses, sums);
         copy_row<D>(static_cast<T*>(a.out_grad) + u * dim, g, dim);
       }
     } else {
-      const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, sums);
+      const T* g = row_gradient<T, D, kKind>(a, keys + first, count, n - first, accesses, sums);
       const float norm = optimise_row<D, kOptimizer>(a, row, g, sums + kSumLevels * dim);
       if (drifts) track_drift(a.table, row, before[u], norm, w->drift_before.data() + u, w->drift_after.data() + u);
     }

@@ -71,7 +71,9 @@ class Collection {
   // counted.
   std::shared_ptr<Batch> lookup(const LookupInput& input);
   // One optimizer step on the rows of `batch`. False and nothing changed, if the gradient isn't finite.
-  bool update(Batch* batch, const float* grad, int threads, float grad_scale, const std::vector<bool>& frozen);
+  // `multiplicity`: the accesses that each id stands for, [num_ids], at least 1; nullptr: one.
+  bool update(Batch* batch, const float* grad, int threads, float grad_scale, const std::vector<bool>& frozen,
+              const uint32_t* multiplicity = nullptr);
   // For optimizer kNone: unique local rows of one table and their summed gradients (float, double for float64 tables;
   // room for as many as the batch has ids of the table); tracks them. Returns their number.
   int64_t gradient(Batch* batch, const void* grad, int64_t table, int64_t* rows, void* values);
@@ -173,7 +175,9 @@ class Collection {
   std::vector<uint64_t> read_keys(int64_t table, const void* ids, bool ids_are_64bit, int64_t n, bool sampled) const;
   void enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, const cpu::Workspace& workspace,
                      TrackerDelta* delta);
-  void run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads, float grad_scale);
+  void run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads, float grad_scale,
+                 const uint32_t* multiplicity);
+  void sample_repeats(Batch* batch, const uint32_t* multiplicity, int threads);
   [[noreturn]] void throw_bad_id(int64_t table, const void* ids, bool ids_are_64bit, int64_t position) const;
 
   std::vector<std::unique_ptr<Table>> tables_;

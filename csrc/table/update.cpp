@@ -18,6 +18,7 @@ constexpr int64_t kIdsWorthAThread = 1024;
 constexpr int64_t kMinPartitioned = 8192;  // smaller units aren't worth splitting
 constexpr int64_t kSplitFloats = 1 << 16;
 constexpr uint64_t kRoundingSalt = 0x52U;
+constexpr uint64_t kRepeatSalt = 0x4dU;
 
 bool all_finite(const float* x, int64_t n, int threads) {
   const int64_t tasks = (n + kSplitFloats - 1) / kSplitFloats;
@@ -169,13 +170,14 @@ void Collection::enter_sampled(const Unit& unit, const cpu::UpdateArgs& args, co
 }
 
 void Collection::run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads,
-                           float grad_scale) {
+                           float grad_scale, const uint32_t* multiplicity) {
   if (units.empty()) return;
   std::vector<cpu::UpdateArgs> args(tables_.size());
   bool drift = false;
   for (int64_t t = 0; t < num_tables(); ++t) {
     args[static_cast<size_t>(t)] = update_args(batch, t, grad);
     args[static_cast<size_t>(t)].grad_scale = grad_scale;
+    args[static_cast<size_t>(t)].multiplicity = multiplicity;
     drift |= table(t).spec().track_drift;
   }
   for (int i = 0; i < threads; ++i) {
@@ -199,8 +201,28 @@ int64_t Collection::max_dim() const {
   return dim;
 }
 
-bool Collection::update(Batch* batch, const float* grad, int threads, float grad_scale,
-                        const std::vector<bool>& frozen) {
+// Draws the accesses after the first that an id stands for; the first was drawn when it was looked up.
+void Collection::sample_repeats(Batch* batch, const uint32_t* multiplicity, int threads) {
+  const uint64_t key = hash2(sample_key_, kRepeatSalt);
+  const uint64_t step = static_cast<uint64_t>(step_);
+  cpu::parallel_for(num_features(), threads, [&](int64_t f, int) {
+    const size_t i = static_cast<size_t>(f);
+    if (table(features_[i]).view().ssu.slots == nullptr) return;
+    for (int64_t p = batch->feature_begin[i]; p < batch->feature_begin[i + 1]; ++p) {
+      uint64_t left = multiplicity[p] - uint64_t{1};
+      uint64_t block = static_cast<uint64_t>(p) << 32;  // of 64 accesses each
+      bool drawn = false;
+      for (; left > 0 && !drawn; left -= std::min(left, uint64_t{64})) {
+        const uint64_t bits = sample_bits(key, step, block++, log2_period_);
+        drawn = (left < 64 ? bits & ((uint64_t{1} << left) - 1) : bits) != 0;
+      }
+      if (drawn) batch->buffers().keys[static_cast<size_t>(p)] |= kSampledFlag;
+    }
+  });
+}
+
+bool Collection::update(Batch* batch, const float* grad, int threads, float grad_scale, const std::vector<bool>& frozen,
+                        const uint32_t* multiplicity) {
   check_owner("update");
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "update");
@@ -212,9 +234,10 @@ bool Collection::update(Batch* batch, const float* grad, int threads, float grad
   }
   walk_over_at_step_ = active_ == nullptr || !active_->walking();
   reserve_staging(*batch);
+  if (multiplicity != nullptr) sample_repeats(batch, multiplicity, threads);
   const std::vector<Unit> units = plan_units(batch, threads, frozen);
   for (const Unit& unit : units) note_rows(unit.table, unit.spans);
-  run_units(batch, units, grad, threads, grad_scale);
+  run_units(batch, units, grad, threads, grad_scale, multiplicity);
   batch->consumed = true;
   ++step_;
   return true;

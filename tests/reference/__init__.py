@@ -17,7 +17,15 @@ from reference.arithmetic import (
 from reference.collection import ReferenceCollection
 from reference.optimizers import adagrad, adam, partial_row_wise_adam, row_wise_adagrad, sgd
 from reference.rounding import as_floats, stochastically_rounded
-from reference.trackers import MAX_COUNT, SampledList, add_counts, mark_rows, sampled_positions, table_key
+from reference.trackers import (
+    MAX_COUNT,
+    SampledList,
+    add_counts,
+    mark_rows,
+    sampled_positions,
+    sampled_repeats,
+    table_key,
+)
 
 __all__ = [
     "MAX_COUNT",
@@ -36,6 +44,7 @@ __all__ = [
     "row_gradients",
     "row_wise_adagrad",
     "sampled_positions",
+    "sampled_repeats",
     "sgd",
     "stochastically_rounded",
     "sum_of_squares",

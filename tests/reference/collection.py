@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.arithmetic import FloatArray, IntArray, occurrence_gradients, pool, row_gradients
 from reference.optimizers import (
@@ -115,8 +116,12 @@ class ReferenceCollection:
         *,
         grad_scale: float = 1.0,
         frozen: Sequence[int] = (),
+        multiplicity: NDArray[np.uint32] | None = None,
     ) -> None:
-        """One step: the optimizer once per row with the summed gradient, then counts and dirty rows."""
+        """One step: the optimizer once per row with the summed gradient, then counts and dirty rows.
+
+        `multiplicity` ([ids]): the accesses that each id stands for; None: one.
+        """
         for table in range(len(self.weights)):
             if table in frozen:
                 continue
@@ -126,9 +131,17 @@ class ReferenceCollection:
                 key = rounding_key(self.keys[table], self.steps)
                 weight = self.weights[table]
                 weight[rows] = stochastically_rounded(weight[rows], rows, self.dtypes[table], key)
-            add_counts(self.counts[table], all_ids)
+            add_counts(self.counts[table], all_ids, self._of_table(table, offsets, multiplicity))
             mark_rows(self.dirty[table], all_ids)
         self.steps += 1
+
+    def _of_table(
+        self, table: int, offsets: IntArray, values: NDArray[np.uint32] | None
+    ) -> NDArray[np.uint32] | None:
+        if values is None:
+            return None
+        spans = [self._feature(offsets, f)[0] for f, owner in enumerate(self.features) if owner == table]
+        return np.concatenate([values[:0], *(values[span] for span in spans)])
 
     def _optimise(self, table: int, rows: IntArray, sums: FloatArray) -> None:
         weight, state = self.weights[table], self.states[table]

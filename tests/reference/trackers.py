@@ -10,10 +10,17 @@ from reference.arithmetic import IntArray
 MAX_COUNT = 2**27 - 1
 
 
-def add_counts(counts: NDArray[np.uint32], ids: IntArray) -> None:
-    """Add the multiplicity of each row in `ids` to `counts` ([n]) in place, saturating at 2^27 - 1."""
-    multiplicity = np.bincount(ids, minlength=len(counts)).astype(np.int64)
-    counts[:] = np.minimum(counts.astype(np.int64) + multiplicity, MAX_COUNT).astype(np.uint32)
+def add_counts(
+    counts: NDArray[np.uint32], ids: IntArray, multiplicity: NDArray[np.uint32] | None = None
+) -> None:
+    """Add how often each row is in `ids` to `counts` ([n]) in place, saturating at 2^27 - 1.
+
+    `multiplicity` ([ids]): the accesses that each id stands for; None: one.
+    """
+    total = counts.astype(np.int64)
+    for position, row in enumerate(ids):
+        total[row] += 1 if multiplicity is None else int(multiplicity[position])
+    counts[:] = np.minimum(total, MAX_COUNT).astype(np.uint32)
 
 
 def mark_rows(dirty: NDArray[np.bool_], ids: IntArray) -> None:
@@ -49,6 +56,20 @@ def sampled_positions(seed: int, step: int, count: int, period: int) -> NDArray[
         for draw in range(period.bit_length() - 1):
             bits = hash2(hash2((hash2(seed, 0x53) + draw) % 2**64, step), position // 64)
             sampled[position] &= bits >> (position % 64) & 1
+    return sampled
+
+
+def sampled_repeats(seed: int, step: int, multiplicity: NDArray[np.uint32], period: int) -> NDArray[np.bool_]:
+    """For which ids an access after the first is sampled, of the `multiplicity` that each stands for."""
+    sampled = np.zeros(len(multiplicity), dtype=np.bool_)
+    key = hash2(hash2(seed, 0x53), 0x4D)
+    for position, accesses in enumerate(multiplicity.tolist()):
+        for access in range(accesses - 1):
+            drawn = True
+            for draw in range(period.bit_length() - 1):
+                bits = hash2(hash2((key + draw) % 2**64, step), (position << 32) + access // 64)
+                drawn = drawn and bool(bits >> (access % 64) & 1)
+            sampled[position] |= drawn
     return sampled
 
 
