@@ -10,7 +10,7 @@ from remote_cases import LOG, Log, fail, files, open_store
 from store_cases import PLACEMENT, SCHEMA, Model, flip, python, restored, segment_path
 
 from cpr_native.errors import FencedError, LockedError, SchemaMismatchError
-from cpr_native.store import CheckpointStore, remote, verify
+from cpr_native.store import CheckpointStore, inspect, remote, verify
 
 
 @pytest.fixture(autouse=True)
@@ -241,3 +241,43 @@ def test_compaction_is_mirrored(tmp_path: Path) -> None:
     assert restored(open_store(tmp_path, "fourth")) == model.rows()
     manifests = [[n for n in files(tmp_path / c) if "manifests" in n] for c in ("remote", "third")]
     assert manifests[0] == manifests[1]
+
+
+def test_folded_in_the_background_and_kept_short_there_too(tmp_path: Path) -> None:
+    store, model = open_store(tmp_path), Model()
+    with store.writer(SCHEMA, PLACEMENT, compact=2, keep=1) as writer:
+        for kind in ("base", "delta", "delta", "priority", "delta", "delta", "priority", "priority"):
+            model.train_some()
+            model.save(writer, kind)
+        writer.housekeeping.wait()
+        assert writer.housekeeping.compaction_error is None
+        assert writer.housekeeping.retention_error is None
+        assert files(tmp_path / "remote") == files(tmp_path / "cache")
+    chain = inspect(tmp_path / "remote").chains[1]
+    assert any(commit.replaces is not None for commit in chain.commits)
+    assert verify(tmp_path / "remote") == []
+    there = open_store(tmp_path, "other")
+    assert restored(there, "running") == restored(CheckpointStore(tmp_path / "cache"), "running")
+    assert there.latest().step == 6
+
+
+@pytest.mark.parametrize("part", ["segments", "manifests"])
+def test_what_is_folded_while_the_connection_breaks_is_folded_later(
+    tmp_path: Path, log: Log, part: str
+) -> None:
+    store, model = open_store(tmp_path), Model()
+    with store.writer(SCHEMA, PLACEMENT) as writer:
+        for kind in ("base", "delta", "delta"):
+            model.train_some()
+            model.save(writer, kind)
+        log.fault = fail("write" if part == "segments" else "link", f"shards/1/{part}")
+        with pytest.raises(OSError, match="connection reset"):
+            writer.housekeeping.fold(0)
+        assert restored(open_store(tmp_path, "other")) == model.rows()
+        log.fault = lambda _call, _path: None
+        model.train_some()
+        model.save(writer, "delta")
+        assert writer.housekeeping.fold(0)
+    assert files(tmp_path / "remote") == files(tmp_path / "cache")
+    assert verify(tmp_path / "remote") == []
+    assert restored(open_store(tmp_path, "third")) == model.rows()
