@@ -20,7 +20,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scar-study scar-small bench-check fuzz kills reattach soak histories \
+.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
   reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
@@ -55,7 +55,7 @@ format: $(VENV)/lint.stamp  ## rewrite the sources in the project's format
 
 types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native module's stub against the compiled module
 	$(BIN)/mypy
-	MYPYPATH=studies:examples:reliability $(BIN)/mypy -p study_common -p cpr_study -p scar_study -p campaigns -p quantised_study
+	MYPYPATH=studies:examples:reliability $(BIN)/mypy -p study_common -p cpr_study -p scar_study -p campaigns -p quantised_study -p scale_study
 	$(BIN)/stubtest cpr_native._native --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
 
 # Under 15 minutes on two cores that do nothing else; tables and yardsticks of up to 14 GB.
@@ -80,6 +80,10 @@ scar-small: $(VENV)/study.stamp  ## the study of SCAR with few trials; writes to
 # Under 40 minutes on one core.
 quantised-study: $(VENV)/study.stamp  ## what increments of 8 and 4 bits save and cost; writes docs/results/quantised.json
 	cd studies && ../$(BIN)/python -m quantised_study $(if $(DATA),--data '$(abspath $(DATA))') $(ARGS)
+
+# Under 30 minutes on two cores.
+scale-study: $(VENV)/study.stamp  ## full and partial recovery by the number of shards; writes docs/results/scale.json and its page
+	cd studies && ../$(BIN)/python -m scale_study $(ARGS)
 
 study-small: $(VENV)/study.stamp  ## the whole study with few seeds and samples; writes to build/study
 	cd studies && ../$(BIN)/python -m cpr_study --small $(ARGS)
