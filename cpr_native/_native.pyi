@@ -426,6 +426,65 @@ class Collection:
         """
     def close(self) -> None: ...
 
+class RoutedBatch:
+    """One batch on its way: what to ask of each shard, its rows, the pooled output, and their gradients.
+
+    Used by one thread at a time; its memory goes back to the router with it.
+    """
+    @property
+    def num_ids(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    def counts(self, shard: int) -> NDArray[np.int64]:
+        """How many unique rows of each table the shard is asked for, [tables]; a copy."""
+    def rows(self, shard: int) -> NDArray[np.int32]:
+        """These rows, table after table, ascending within one, counted from the begin of the shard's range;
+        a copy.
+        """
+    def multiplicity(self, shard: int) -> NDArray[np.uint32]:
+        """How many ids of the batch each of them is; a copy."""
+    def index(self) -> NDArray[np.int32]:
+        """Which of the unique rows of its table each id is, [num_ids]; a copy."""
+    def matches(self, ids: TensorRef, offsets: TensorRef) -> bool:
+        """Whether the batch was made of just these."""
+    def fill(self, shard: int, values: TensorRef, *, threads: int) -> None:
+        """Take the shard's rows, float32 flat, table after table [counts[t], dim]; copied."""
+    def pool(self, per_sample_weights: TensorRef | None, out: TensorRef, *, threads: int) -> None:
+        """Pool into `out`, float32 [batch, output_dim], to the bits of `Collection.lookup`.
+
+        `per_sample_weights`: float32 [num_ids], sum pooling only; copied. Raises ValueError before every
+        shard's rows are there.
+        """
+    def gradient(
+        self, grad: TensorRef, *, threads: int, grad_scale: float = 1.0
+    ) -> list[NDArray[np.float32]] | None:
+        """The gradient of each shard's rows, float32 flat as they came; None if `grad` isn't finite.
+
+        `grad`: float32 [batch, output_dim]. Sums are in the order of `Collection.update`, times `grad_scale`.
+        May be called again.
+        """
+    def per_sample_weight_grad(self, grad: TensorRef, out: TensorRef, *, threads: int) -> None: ...
+
+class Router:
+    """Brings the ids of a batch to the shards that hold their rows. Any thread may call."""
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[int],
+        ranges: Sequence[Sequence[tuple[int, int]]],
+    ) -> None:
+        """`features[f]`: the table of feature f. `ranges[t][s]`: the rows [begin, end) of table t in shard s,
+        fewer than 2^31; all rows of a table are in one shard each. Raises ValueError.
+        """
+    @property
+    def output_dim(self) -> int: ...
+    def route(self, ids: TensorRef, offsets: TensorRef, *, threads: int) -> RoutedBatch:
+        """Check ids and offsets, as `Collection.lookup` and with its errors, and find the unique rows.
+
+        `ids`: int32 or int64 [n], feature-major; `offsets`: int32 or int64 [features * batch + 1]. Both are
+        copied. The same for any number of threads.
+        """
+
 class SystemCalls(Protocol):
     """The system calls that write and read segments; each raises OSError. Called by any thread."""
     def open(self, path: str, flags: int, mode: int) -> int: ...

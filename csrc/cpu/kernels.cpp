@@ -16,6 +16,8 @@ namespace cpr::cpu::CPR_LEVEL {
 #include "cpu/ssu.inl"
 #include "cpu/update.inl"
 
+#include "cpu/route.inl"
+
 static bool all_finite(const float* x, int64_t n) noexcept {
   // Exponent bits all set: infinity or NaN.
   uint32_t bad = 0;
@@ -52,6 +54,6 @@ static void initialise(const TableView& t, int64_t begin, int64_t end, uint64_t 
 extern const Kernels table;
 const Kernels table = {CPR_STRING(CPR_LEVEL), read_ids,   pool,       update,    enter_sampled,
                        weight_grad,           all_finite, initialise, distances, distance_totals,
-                       distance_sum};
+                       distance_sum,          distinct,   sum_rows};
 
 }  // namespace cpr::cpu::CPR_LEVEL

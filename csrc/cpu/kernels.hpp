@@ -112,6 +112,16 @@ CPR_INLINE float finish_distance(Distance kind, T sum) {
   return distance < static_cast<T>(__FLT_MAX__) ? static_cast<float>(distance) : __FLT_MAX__;
 }
 
+// The unique rows of a table in a batch. Memory is the caller's, [n] of the table's keys unless said otherwise.
+struct DistinctRows {
+  uint64_t* keys_a = nullptr;  // scratch
+  uint64_t* keys_b = nullptr;
+  uint32_t* rows = nullptr;          // ascending
+  uint32_t* starts = nullptr;        // [n + 1]: where the keys of each begin in `sorted`, and the end
+  uint64_t* index = nullptr;         // by position, of the whole batch: number of the row << 32 | position
+  const uint64_t* sorted = nullptr;  // set: one of the two
+};
+
 struct Kernels {
   const char* name;
   // Position of the first id outside [0, num_rows) among [begin, end), or -1; writes keys of the range.
@@ -137,6 +147,12 @@ struct Kernels {
   // of its row, totals [2] (kTv).
   void (*distance_totals)(const DistanceTask& task, double* out);
   void (*distance_sum)(const DistanceTask& task, const double* totals, double* out);
+  // Returns the number of unique rows among the n keys; `index` may be what the spans point into.
+  int64_t (*distinct)(const KeySpan* spans, int num_spans, int64_t n, int64_t num_rows, DistinctRows* out);
+  // The gradient of each of `rows` rows, [rows, dim], summed in order; starts [rows + 1] count from `keys`.
+  // `scratch`: [kSumLevels, dim] floats.
+  void (*sum_rows)(const UpdateArgs& args, const uint64_t* keys, const uint32_t* starts, int64_t rows, void* scratch,
+                   float* out);
 };
 
 // Chosen once at import: the best level of this machine, or CPR_ISA. Throws std::invalid_argument for a level that is

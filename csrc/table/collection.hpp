@@ -12,25 +12,11 @@
 #include "core/types.hpp"
 #include "cpu/kernels.hpp"
 #include "table/batch.hpp"
+#include "table/lookup_input.hpp"
 #include "table/snapshot.hpp"
 #include "table/table.hpp"
 
 namespace cpr {
-
-// ids feature-major; either offsets [features * batch + 1] or ids_per_bag >= 1.
-struct LookupInput {
-  const void* ids = nullptr;
-  bool ids_are_64bit = false;
-  int64_t num_ids = 0;
-  const void* offsets = nullptr;
-  bool offsets_are_64bit = false;
-  int64_t ids_per_bag = 0;
-  int64_t batch_size = 0;
-  const void* per_sample_weights = nullptr;  // float, double for float64 tables
-  void* out = nullptr;                       // [batch_size, output_dim], likewise
-  bool keep = true;                          // for an update: draws the sampled accesses of the step
-  int threads = 1;
-};
 
 struct SelectionRequest {
   Select kind = Select::kNone;
@@ -178,7 +164,6 @@ class Collection {
   void run_units(Batch* batch, const std::vector<Unit>& units, const float* grad, int threads, float grad_scale,
                  const uint32_t* multiplicity);
   void sample_repeats(Batch* batch, const uint32_t* multiplicity, int threads);
-  [[noreturn]] void throw_bad_id(int64_t table, const void* ids, bool ids_are_64bit, int64_t position) const;
 
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<int64_t> features_;                        // table of each feature

@@ -14,11 +14,6 @@ namespace {
 constexpr int64_t kIdsWorthAThread = 2048;
 constexpr int64_t kMinBagsPerTask = 64;
 
-int64_t offset_at(const LookupInput& in, int64_t i) {
-  if (in.offsets == nullptr) return i * in.ids_per_bag;
-  return in.offsets_are_64bit ? static_cast<const int64_t*>(in.offsets)[i] : static_cast<const int32_t*>(in.offsets)[i];
-}
-
 struct Task {
   int64_t feature = 0;
   int64_t first_bag = 0;  // over all features
@@ -28,34 +23,6 @@ struct Task {
   int64_t bad_position = -1;
   bool unit_bags = true;
 };
-
-template <typename Offset>
-void copy_offsets(const Offset* offsets, int64_t count, int64_t* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(offsets[i]);
-}
-
-// Copies the range's offsets to `out` [bags + 1]; false with task->bad_offset set at the first that is out of order.
-bool read_offsets(const LookupInput& in, int64_t first, int64_t bags, int64_t* out, Task* task) {
-  if (in.offsets == nullptr) {
-    for (int64_t i = 0; i <= bags; ++i) out[i] = (first + i) * in.ids_per_bag;
-  } else if (in.offsets_are_64bit) {
-    copy_offsets(static_cast<const int64_t*>(in.offsets) + first, bags + 1, out);
-  } else {
-    copy_offsets(static_cast<const int32_t*>(in.offsets) + first, bags + 1, out);
-  }
-  int64_t descents = 0;
-  int64_t others = 0;  // bags of another length than 1
-  for (int64_t i = 0; i < bags; ++i) {
-    descents += out[i] > out[i + 1] ? 1 : 0;
-    others += out[i + 1] - out[i] != 1 ? 1 : 0;
-  }
-  task->unit_bags = others == 0;
-  if (descents == 0 && out[0] >= 0 && out[bags] <= in.num_ids) return true;
-  int64_t bad = out[0] < 0 || out[0] > in.num_ids ? 0 : 1;
-  while (bad > 0 && bad < bags && out[bad - 1] <= out[bad] && out[bad] <= in.num_ids) ++bad;
-  task->bad_offset = first + bad;
-  return false;
-}
 
 // What pooling left out for ranges of one-id bags, needed once other ranges have longer ones.
 void fill_unit_bags(const std::vector<Task>& tasks, BatchBuffers* buffers) {
@@ -81,29 +48,6 @@ void copy_weights(const LookupInput& in, bool wide, BatchBuffers* buffers) {
   }
 }
 
-[[noreturn]] void throw_bad_offset(const LookupInput& in, int64_t i) {
-  const std::string got = std::to_string(offset_at(in, i));
-  const std::string before = i > 0 ? std::to_string(offset_at(in, i - 1)) : "0";
-  throw std::invalid_argument("offsets: expected ascending values from 0 to the number of ids " +
-                              std::to_string(in.num_ids) + ", got offsets[" + std::to_string(i) + "] = " + got +
-                              " after " + before);
-}
-
-// Without pooling, offsets tell where the ids of each feature begin.
-void check_ends(const LookupInput& in, int64_t features, bool unpooled) {
-  const int64_t end = unpooled ? features : features * in.batch_size;
-  if (offset_at(in, 0) != 0) {
-    throw std::invalid_argument("offsets: expected offsets[0] = 0, got " + std::to_string(offset_at(in, 0)));
-  }
-  if (offset_at(in, end) != in.num_ids) {
-    throw std::invalid_argument("offsets: expected the last offset to be the number of ids " +
-                                std::to_string(in.num_ids) + ", got " + std::to_string(offset_at(in, end)));
-  }
-  for (int64_t f = 1; unpooled && f <= features; ++f) {
-    if (offset_at(in, f) < offset_at(in, f - 1)) throw_bad_offset(in, f);
-  }
-}
-
 // Each feature's bags in as many ranges as keep the threads evenly busy.
 std::vector<Task> plan_tasks(const LookupInput& in, int64_t features, int threads, bool unpooled) {
   const int64_t blocks = std::clamp<int64_t>((threads * 16 + features - 1) / std::max<int64_t>(features, 1), 1,
@@ -122,14 +66,6 @@ std::vector<Task> plan_tasks(const LookupInput& in, int64_t features, int thread
 }
 
 }  // namespace
-
-void Collection::throw_bad_id(int64_t index, const void* ids, bool ids_are_64bit, int64_t position) const {
-  const int64_t id =
-      ids_are_64bit ? static_cast<const int64_t*>(ids)[position] : static_cast<const int32_t*>(ids)[position];
-  const TableSpec& spec = tables_[static_cast<size_t>(index)]->spec();
-  throw std::out_of_range("ids: expected 0 <= id < " + std::to_string(spec.num_embeddings) + " for table '" +
-                          spec.name + "', got id " + std::to_string(id) + " at position " + std::to_string(position));
-}
 
 std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   check_bound("lookup");
@@ -157,7 +93,10 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   cpu::parallel_for(static_cast<int64_t>(tasks.size()), threads, [&](int64_t index, int thread) {
     Task& task = tasks[static_cast<size_t>(index)];
     int64_t* offsets = buffers.offsets.data() + task.first_bag + index;
-    if (!read_offsets(bounds, task.first_bag, task.end - task.begin, offsets, &task)) return;
+    const OffsetsRead read = read_offsets(bounds, task.first_bag, task.end - task.begin, offsets);
+    task.bad_offset = read.bad;
+    task.unit_bags = read.unit_bags;
+    if (read.bad >= 0) return;
     cpu::LookupTask work = lookup_task(in, task.feature, &buffers);
     work.offsets = offsets;
     work.bags = task.end - task.begin;
@@ -174,7 +113,8 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
   for (const Task& task : tasks) {
     if (task.bad_offset >= 0) throw_bad_offset(in, task.bad_offset);
     if (task.bad_position >= 0) {
-      throw_bad_id(features_[static_cast<size_t>(task.feature)], in.ids, in.ids_are_64bit, task.bad_position);
+      const int64_t index = features_[static_cast<size_t>(task.feature)];
+      throw_bad_id(tables_[static_cast<size_t>(index)]->spec(), in.ids, in.ids_are_64bit, task.bad_position);
     }
     batch->unit_bags = batch->unit_bags && task.unit_bags;
   }

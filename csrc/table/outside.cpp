@@ -111,7 +111,7 @@ std::vector<uint64_t> Collection::read_keys(int64_t index, const void* ids, bool
   std::vector<uint64_t> keys(static_cast<size_t>(n));
   const SampleRule sample{sampled && t.spec().track_ssu, sample_key_, static_cast<uint64_t>(step_), log2_period_};
   const int64_t bad = cpu::kernels().read_ids(ids, ids_are_64bit, 0, n, t.num_rows(), sample, keys.data());
-  if (bad >= 0) throw_bad_id(index, ids, ids_are_64bit, bad);
+  if (bad >= 0) throw_bad_id(t.spec(), ids, ids_are_64bit, bad);
   return keys;
 }
 
