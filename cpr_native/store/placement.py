@@ -14,7 +14,7 @@ from cpr_native.store.checks import check_count, check_text, exact_fields
 from cpr_native.store.schema import CollectionSchema, json_text
 
 # What a placement says of each table, by its strategy.
-_PLACED_BY = {"contiguous_rows": "blocks", "balanced_rows": "first"}
+_PLACED_BY = {"contiguous_rows": "blocks", "balanced_rows": "first", "table_wise": "first"}
 # Rows per shard; or the first shard and how many have the table's rows between them.
 ShardRows = int | tuple[int, int]
 
@@ -30,6 +30,8 @@ class Placement:
     "balanced_rows": the rows of a table are spread evenly over all shards or, where it has fewer rows than
     there are shards, over as many, from shard `first[table]` on: row r of n lies in shard
     `first + r * min(shards, n) // n`.
+
+    "table_wise": all rows of a table lie in shard `first[table]`.
     """
 
     shards: int
@@ -45,13 +47,13 @@ class Placement:
             object.__setattr__(self, name, dict(getattr(self, name)))
         for name, number in (*self.blocks.items(), *self.first.items()):
             check_text("placement table", name)
-            check_count(f"placement {self._field} of table {name!r}", number, int(not self._balanced))
-        if self.first if not self._balanced else self.blocks:
+            check_count(f"placement {self._field} of table {name!r}", number, int(self._field == "blocks"))
+        if self.first if self._field == "blocks" else self.blocks:
             raise ValueError(f"placement {self.strategy}: expected {self._field} alone, got {self}")
 
-    @property
-    def _balanced(self) -> bool:
-        return self.strategy == "balanced_rows"
+    def _spread(self, rows: int) -> int:
+        """Returns how many shards, from its first on, have the rows of a table."""
+        return 1 if self.strategy == "table_wise" else min(self.shards, rows)
 
     @property
     def _field(self) -> str:
@@ -59,7 +61,7 @@ class Placement:
 
     @property
     def _of_tables(self) -> Mapping[str, int]:
-        return self.first if self._balanced else self.blocks
+        return self.blocks if self._field == "blocks" else self.first
 
     @classmethod
     def contiguous(cls, schema: CollectionSchema, shards: int) -> Placement:
@@ -90,8 +92,8 @@ class Placement:
         if not 0 <= shard < self.shards:
             raise IndexError(f"shard {shard} of {self.shards}")
         rows = schema.table(table).rows
-        if self._balanced:
-            spread = min(self.shards, rows)
+        if self._field == "first":
+            spread = self._spread(rows)
             number = min(max(shard - self.first[table], 0), spread)
             end = min(max(shard + 1 - self.first[table], 0), spread)
             return -(-number * rows // spread), -(-end * rows // spread)
@@ -100,8 +102,8 @@ class Placement:
 
     def shard_rows(self, schema: CollectionSchema, table: str) -> ShardRows:
         """Returns where the rows of `table` lie, as `Collection.begin` of the engine takes it."""
-        if self._balanced:
-            return self.first[table], min(self.shards, schema.table(table).rows)
+        if self._field == "first":
+            return self.first[table], self._spread(schema.table(table).rows)
         return self.blocks[table]
 
     def check_covers(self, schema: CollectionSchema) -> None:
@@ -112,8 +114,8 @@ class Placement:
                 f"placement {self._field}: expected the tables {names}, got {sorted(self._of_tables)}"
             )
         for table in schema.tables:
-            if self._balanced:
-                if self.first[table.name] + min(self.shards, table.rows) > self.shards:
+            if self._field == "first":
+                if self.first[table.name] + self._spread(table.rows) > self.shards:
                     raise ValueError(
                         f"placement of table {table.name!r}: {table.rows} rows from shard "
                         f"{self.first[table.name]} on go beyond {self.shards} shards"

@@ -96,3 +96,15 @@ def test_another_placement_is_named() -> None:
         placement.check_same(Placement.contiguous(schema, 4), "dir")
     with pytest.raises(SchemaMismatchError, match="dir: table 't0': first: expected 0, got 1"):
         placement.check_same(replace(placement, first={"t0": 1, "t1": 0}), "dir")
+
+
+def test_whole_tables_lie_where_they_are_put() -> None:
+    schema = schema_of((3, 2), (9, 1), (1, 1))
+    placement = Placement(shards=3, strategy="table_wise", first={"t0": 2, "t1": 0, "t2": 2})
+    placement.check_covers(schema)
+    assert Placement.from_json(json.loads(placement.json_text)) == placement
+    held = [[placement.row_range(schema, t.name, shard) for t in schema.tables] for shard in range(3)]
+    assert [[end - begin for begin, end in ranges] for ranges in held] == [[0, 9, 0], [0, 0, 0], [3, 0, 1]]
+    assert [placement.shard_rows(schema, t.name) for t in schema.tables] == [(2, 1), (0, 1), (2, 1)]
+    with pytest.raises(ValueError, match="'t1': 9 rows from shard 3 on go beyond 3 shards"):
+        replace(placement, first={"t0": 0, "t1": 3, "t2": 0}).check_covers(schema)
