@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["SGD", "Adagrad", "Adam", "FusedOptimizer", "PartialRowWiseAdam", "RowWiseAdagrad"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "FusedOptimizer",
+    "PartialRowWiseAdam",
+    "RowWiseAdagrad",
+    "native_scalars",
+]
 
 
 # The engine computes in float32: what would round to infinity, 0 or 1 there is out of range here.
@@ -174,3 +182,13 @@ class PartialRowWiseAdam(_AdamSettings):
 
 
 FusedOptimizer = SGD | RowWiseAdagrad | Adagrad | Adam | PartialRowWiseAdam
+
+
+def native_scalars(optimizer: FusedOptimizer) -> dict[str, float]:
+    """The hyperparameters of `optimizer` under the names of the engine's properties."""
+    scalars = {"learning_rate": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if not isinstance(optimizer, SGD):
+        scalars["eps"] = optimizer.eps
+    if isinstance(optimizer, Adam | PartialRowWiseAdam):
+        scalars["beta1"], scalars["beta2"] = optimizer.betas
+    return scalars

@@ -153,6 +153,22 @@ class Committed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RollbackRequest:
+    """Back to a shard's commit (`sequence`, `crc`) of step `step`, of which an exact restore is possible.
+
+    `generation`: of the trainers from then on, above the present one, `ranks` of them; their first step is
+    `step + 1`. `incarnation`: of the shard, as expected.
+    """
+
+    generation: int
+    incarnation: int
+    step: int
+    ranks: int
+    sequence: int
+    crc: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardRecovery:
     """What the constructor of a shard's process did.
 
@@ -179,9 +195,9 @@ class ShardStatus:
     """A shard as it is now.
 
     `watermarks`: newest applied step per rank; `received`: newest taken one; `rows`, `dirty`: by table name;
-    `lookups`: rows looked up times their multiplicity since the process began; `memory`: bytes, as
-    `Collection.memory`; `last_commit`: sequence number in its chain, None before the first; `last_step`: its
-    step; `cut`: number of the one in flight.
+    `skipped`: steps with a gradient that was not finite; `memory`: bytes, as `Collection.memory`;
+    `last_commit`: sequence number in its chain, None before the first; `last_step`: its step; `cut`: number
+    of the one in flight; `error`: why it refuses all calls, None if it doesn't.
     """
 
     shard: int
@@ -192,9 +208,10 @@ class ShardStatus:
     received: tuple[int, ...]
     rows: Mapping[str, int]
     dirty: Mapping[str, int]
-    lookups: int
+    skipped: int
     memory: Mapping[str, int]
     last_commit: int | None
     last_step: int
     cut: int | None
+    error: str | None
     recovery: ShardRecovery

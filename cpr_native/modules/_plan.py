@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from cpr_native._native import Collection, TableSpec
 from cpr_native.config import EmbeddingBagConfig, EmbeddingConfig, Trackers
-from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam, RowWiseAdagrad
+from cpr_native.optim import Adagrad, FusedOptimizer, RowWiseAdagrad, native_scalars
 
 if TYPE_CHECKING:
     from cpr_native.shared import SharedMemory
@@ -19,16 +19,6 @@ def _check_optimizer(optimizer: object) -> None:
     if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
         names = ", ".join(kind.__name__ for kind in get_args(FusedOptimizer))
         raise TypeError(f"optimizer: expected one of {names} or None, got {type(optimizer).__name__}")
-
-
-def native_scalars(optimizer: FusedOptimizer) -> dict[str, float]:
-    """The hyperparameters of `optimizer` under the names of the engine's properties."""
-    scalars = {"learning_rate": optimizer.lr, "weight_decay": optimizer.weight_decay}
-    if not isinstance(optimizer, SGD):
-        scalars["eps"] = optimizer.eps
-    if isinstance(optimizer, Adam | PartialRowWiseAdam):
-        scalars["beta1"], scalars["beta2"] = optimizer.betas
-    return scalars
 
 
 @dataclass(frozen=True, kw_only=True)

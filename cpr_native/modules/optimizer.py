@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpr_native._native import Collection
-from cpr_native.modules._plan import native_scalars
 from cpr_native.modules._row_state import joined_state, split_state, write_state
-from cpr_native.optim import FusedOptimizer
+from cpr_native.optim import FusedOptimizer, native_scalars
 
 if TYPE_CHECKING:
     from cpr_native.modules._base import EngineModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cpr_native.recovery.combined import CombinedEngine
+from cpr_native.combined import CombinedEngine
 from cpr_native.recovery.parts import Part
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native._native import Snapshot
+from cpr_native.combined import CombinedSnapshot
 from cpr_native.errors import CprError
-from cpr_native.recovery.combined import CombinedSnapshot
 from cpr_native.recovery.dense import encode
 from cpr_native.recovery.report import SaveReason, SaveReport
 

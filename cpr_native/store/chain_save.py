@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -99,15 +99,18 @@ class ChainSave:
         """Rows that a base of the shard still needs; negative for any other save."""
         return self._missing
 
-    def add_gathered(self, gathered: GatheredRows) -> None:
+    def add_gathered(self, gathered: GatheredRows, tables: Sequence[str] | None = None) -> None:
         """Takes over what a snapshot of the writer's tables gathered and writes it as one segment.
 
+        tables: of a snapshot of this shard's rows alone, their names in its order; None: it is of all shards,
+        and of the tables of the schema.
         Raises ValueError for rows of another shard (they stay the caller's); OSError.
         """
         self._check_open()
-        if gathered.shard != self._shard:
+        if tables is None and gathered.shard != self._shard:
             raise ValueError(f"rows: expected shard {self._shard}, got {gathered.shard}")
-        file, record = write_gathered(self._new_segment(), gathered, self.manifest.schema, self._metadata())
+        names = [table.name for table in self.manifest.schema.tables] if tables is None else list(tables)
+        file, record = write_gathered(self._new_segment(), gathered, names, self._metadata())
         self._missing -= sum(record.rows.values())
         self._records.append(record)
         self._syncing.add(file, [gathered], self._sealed(record))

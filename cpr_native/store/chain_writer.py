@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +38,7 @@ from cpr_native.store.unfinished import highest_sequence, remove_unfinished
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 
 
-class ChainWriter:
+class ChainWriter(AbstractContextManager["ChainWriter"]):
     """The one writer of a chain: takes its lock, fences older writers by an epoch, removes their remains.
 
     Over an existing history only a base may be saved until `rollback` has attached to a commit of it.
@@ -45,7 +46,8 @@ class ChainWriter:
 
     Raises LockedError; SchemaMismatchError for the chain of another run, model or placement; CorruptionError
     when manifests exist and none of this run is intact; OSError. `mirror`: of a remote checkpoint whose one
-    chain is written; `remote`: uploads the commits of all chains.
+    chain is written; `remote`: uploads the commits of all chains. `takes_over`: a writer that holds the lock
+    is fenced by the epoch, instead of LockedError.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ChainWriter:
         mirror: Mirror | None = None,
         remote: RemoteWriter | None = None,
         quantise: int | None = None,
+        takes_over: bool = False,
     ) -> None:
         check_bits(quantise)
         self._quantise = quantise
@@ -81,7 +84,7 @@ class ChainWriter:
         self._own_remote: RemoteWriter | None = None
         for name in (naming.MANIFESTS, naming.SEGMENTS):
             files.make_directory(self.path / name)
-        self._lock = ChainLock(self.path / naming.LOCK)
+        self._lock = ChainLock(self.path / naming.LOCK, required=not takes_over)
         try:
             if mirror is not None:
                 self._remote = self._own_remote = RemoteWriter(mirror, [chain])
@@ -153,6 +156,10 @@ class ChainWriter:
         """Makes deltas be refused until the next base: rows in memory are not what the chain says."""
         self._position.exact = None
 
+    def go_on(self) -> None:
+        """Attaches to the history as it is: memory holds its rows, and what changed since is dirty."""
+        self.attached = True
+
     def begin(
         self,
         kind: str,
@@ -184,11 +191,16 @@ class ChainWriter:
         manifest = self._manifest(
             cast(Kind, kind), self.reserve(), step, samples, self._position, engine=engine
         )
-        self._save = ChainSave(
-            self.path, manifest, self.max_segment_bytes, syncing or Syncing(None, 0),
-            self._prepare, self._publish, self._closed, self._sealed(), self._quantise,
-        )  # fmt: skip
+        self._save = self._new_save(manifest, syncing or Syncing(None, 0), self._closed, self._quantise)
         return self._save
+
+    def _new_save(
+        self, manifest: Manifest, syncing: Syncing, closed: Callable[[], None], quantise: int | None = None
+    ) -> ChainSave:
+        return ChainSave(
+            self.path, manifest, self.max_segment_bytes, syncing, self._prepare, self._publish, closed,
+            self._sealed(), quantise,
+        )  # fmt: skip
 
     def begin_replacement(self, newest: Manifest, replaced: Ref, oldest: Manifest | None = None) -> ChainSave:
         """Starts a commit to read in the place of `replaced`, beside any save and on any thread.
@@ -196,22 +208,12 @@ class ChainWriter:
         newest: `replaced` itself. oldest: the first of a run of priority commits; None: it becomes a base.
         """
         self.check_process()
-        position = Position()
+        at, position = (newest.step, newest.samples), Position()
         if oldest is not None:
             position = Position(oldest.parent, oldest.grandparent, oldest.exact_parent)
         kind: Kind = "base" if oldest is None else "priority"
-        more = {"replaces": replaced}
-        manifest = self._manifest(kind, self.reserve(), newest.step, newest.samples, position, **more)
-        return ChainSave(
-            self.path,
-            manifest,
-            self.max_segment_bytes,
-            Syncing(None, 0),
-            self._prepare,
-            self._publish,
-            lambda: None,
-            self._sealed(),
-        )
+        manifest = self._manifest(kind, self.reserve(), *at, position, replaces=replaced)
+        return self._new_save(manifest, Syncing(None, 0), lambda: None)
 
     def reader(self) -> ChainReader:
         """Returns the chain as it is on disk now."""
@@ -222,12 +224,13 @@ class ChainWriter:
         return None if self._remote is None else partial(self._remote.sealed, self.chain)
 
     def rollback(
-        self, target: Ref | None, *, exact: bool = True, commits: Mapping[int, Ref] | None = None
-    ) -> Ref:
+        self, target: Ref | None, *, exact: bool = True,
+        commits: Mapping[int, Ref] | None = None, info: Mapping[str, Any] | None = None,
+    ) -> Ref:  # fmt: skip
         """Commits that history goes on from `target` (None: from the present head), and attaches to it.
 
         exact: False when the rows restored are not what base and deltas give: the next save must be a base.
-        commits: of the shards, for the global chain.
+        commits: of the shards, for the global chain. info: JSON values.
         Raises CprError when a save is open; CorruptionError, FencedError, OSError.
         """
         self.check_process()
@@ -239,7 +242,8 @@ class ChainWriter:
             raise CprError(f"{self.path}: nothing to roll back to")
         manifest = reader.readings(target)[0]
         position = Position(target, manifest.parent, exact_ref(manifest, target) if exact else None)
-        ref = self._commit("rollback", manifest.step, manifest.samples, position, commits=commits or {})
+        more = {"commits": commits or {}, "info": dict(info or {})}
+        ref = self._commit("rollback", manifest.step, manifest.samples, position, **more)
         self.attached = True
         return ref
 
@@ -281,9 +285,6 @@ class ChainWriter:
         if self._own_remote is not None and self.owned:
             self._own_remote.close()
         self._lock.close()
-
-    def __enter__(self) -> ChainWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -25,13 +25,16 @@ class ChainLock:
     that message only: a file left by a dead process is free. Where the file system has no locks it warns and
     holds nothing: then epochs and the exclusive creation of every commit keep two writers apart. POSIX
     frees the lock as soon as this process opens and closes the file by any other way, so nothing else in the
-    package opens it.
+    package opens it. `required`: without it a lock that another writer holds is left to that one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, required: bool = True) -> None:
         self._calls = calls = system.current()
+        self._key = (-1, -1, -1)
         with _guard:
             if files.exists(path) and self._key_of(calls.lstat(str(path))) in _held:
+                if not required:
+                    return
                 raise LockedError(f"{path}: another writer of this process has the checkpoint directory open")
             self._descriptor = calls.open(
                 str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
@@ -42,6 +45,9 @@ class ChainLock:
             except OSError as error:
                 refusal = self._refusal(path, error)
                 calls.close(self._descriptor)
+                if not required and isinstance(refusal, LockedError):
+                    self._key = (-1, -1, -1)
+                    return
                 raise refusal from None
             _held.add(self._key)
         with suppress(OSError):  # the pid is for a message only

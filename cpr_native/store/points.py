@@ -104,8 +104,13 @@ class CheckpointStore:
         *,
         run_id: str | None = None,
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        takes_over: bool = False,
     ) -> ChainWriter:
-        """Opens one chain only (None: the global one), for a process that holds one shard; see `writer`."""
+        """Opens one chain only (None: the global one), for a process that holds one shard; see `writer`.
+
+        takes_over: does so even while another process, which may be frozen, holds the lock; that one's next
+        commit fails.
+        """
         chain = naming.GLOBAL if shard is None else naming.shard_chain(shard)
         return ChainWriter(
             self.path,
@@ -115,6 +120,7 @@ class CheckpointStore:
             run_id=run_id,
             max_segment_bytes=max_segment_bytes,
             mirror=self._mirror,
+            takes_over=takes_over,
         )
 
     def points(self) -> list[RestorePoint]:

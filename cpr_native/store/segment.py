@@ -210,14 +210,13 @@ def write_quantised(
 
 
 def write_gathered(
-    path: Path, gathered: _native.GatheredRows, schema: CollectionSchema, metadata: Mapping[str, str]
+    path: Path, gathered: _native.GatheredRows, names: Sequence[str], metadata: Mapping[str, str]
 ) -> tuple[_native.SegmentFile, SegmentRecord]:
     """Writes what a snapshot's `gather` handed out as a new segment, straight from the snapshot's memory.
 
-    The tables of `schema` are those of the snapshot's collection, in its order. Returns and raises what
-    `write_rows` does.
+    names: of the tables of the snapshot's collection, in its order. Returns and raises what `write_rows`
+    does.
     """
-    names = [table.name for table in schema.tables]
     file = _write(path, gathered.tensors(names), metadata)
     rows = {names[table]: count for table, count in gathered.rows.items()}
     return file, SegmentRecord(name=path.name, size=file.size, crc=file.crc, rows=rows)

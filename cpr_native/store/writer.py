@@ -273,7 +273,7 @@ class StoreWriter:
     def go_on(self) -> None:
         """Attaches to the history as it is: memory holds its rows, and what changed since is dirty."""
         for chain in self._chains:
-            chain.attached = True
+            chain.go_on()
 
     def paused(self) -> AbstractContextManager[None]:
         """In the block nothing is folded or removed in the background: for a restore from this directory."""

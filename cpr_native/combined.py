@@ -5,18 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from cpr_native._native import Chunk, Collection, Selection, Snapshot
 from cpr_native.store import SegmentPart, ShardRows
 
-if TYPE_CHECKING:
-    from cpr_native.store import Save
-
 # Seconds to wait for a chunk before the parts gathered are written, which returns their staging memory.
 _CHUNK_TIMEOUT = 0.1
+
+
+class PartSink(Protocol):
+    """A save that takes rows, of all shards or of one."""
+
+    @property
+    def shards(self) -> int:
+        """How many shards the rows are of."""
+        ...
+
+    def add(self, part: SegmentPart) -> None:
+        """Take a part over; as `Save.add`."""
+        ...
+
+    def flush(self) -> None:
+        """Make all parts held durable and close them; as `Save.flush`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class CombinedSnapshot:
         """Seconds that updates waited for staging memory."""
         return sum(snapshot.stall_seconds for snapshot in self._snapshots)
 
-    def add_to(self, save: Save) -> tuple[int, list[int]]:
+    def add_to(self, save: PartSink) -> tuple[int, list[int]]:
         """Add all rows to `save`; return their number, and lookups per shard.
 
         Raises what `Snapshot.next_chunk` and `Save.add` raise.

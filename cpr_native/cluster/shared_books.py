@@ -1,0 +1,122 @@
+"""What a shard keeps in shared memory beside its rows, and whether the next process may go on from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpr_native.cluster.spec import ClusterSpec
+from cpr_native.cluster.tables import RowGradients, ShardTables
+from cpr_native.errors import CorruptionError, LockedError
+from cpr_native.shared import SharedMemory
+from cpr_native.store.chain import ChainReader
+from cpr_native.store.manifest import DATA_KINDS
+from cpr_native.store.restore import before
+
+
+def attach_memory(spec: ClusterSpec, shard: int) -> tuple[SharedMemory | None, str | None]:
+    """Return the shared memory of a shard; None without, and why if an older life of it, frozen say, has it.
+
+    Raises OSError.
+    """
+    if spec.shared is None:
+        return None, None
+    folder = Path(spec.shared)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return SharedMemory(folder / f"{spec.run_id}-shard-{shard:05d}", discard=True), None
+    except LockedError as error:
+        return None, str(error)
+
+
+class SharedBooks:
+    """Watermarks and scalars beside the rows of `tables`, which lie in `memory`. For one thread.
+
+    `run`: identity of the checkpoint directory.
+    """
+
+    def __init__(self, memory: SharedMemory, tables: ShardTables, run: str) -> None:
+        self._memory = memory
+        self._tables = tables
+        self._run = run
+
+    def begins(self, updates: Sequence[RowGradients]) -> None:
+        """Keep the rows that `updates` will write, until the next commit."""
+
+    def commit(
+        self, *, incarnation: int, generation: int, watermarks: Sequence[int], saved: int | None
+    ) -> None:
+        """Make the step that ended complete: the rows as of now count with these watermarks.
+
+        `saved`: sequence number of the newest save that is known. Raises OSError without space; what was
+        committed before counts then.
+        """
+        books = {
+            "run": self._run,
+            "incarnation": incarnation,
+            "generation": generation,
+            "watermarks": list(watermarks),
+            "saved": saved,
+            "scalars": self._tables.scalars(),
+        }
+        self._memory.region.commit(json.dumps(books).encode(), [])
+
+    def invalidate(self) -> None:
+        """Make what is there count for nothing until the next commit: rows are about to be restored."""
+        self._memory.region.invalidate()
+
+    def find(self, reader: ChainReader) -> tuple[Mapping[str, Any] | None, str | None]:
+        """Return what an earlier process left, or why it is not to be used; neither if it left nothing.
+
+        `reader`: the chain that the rows' dirty bits are relative to. Nothing is changed.
+        """
+        if not self._memory.attached:
+            return None, self._memory.refused
+        try:
+            left = json.loads(self._memory.region.read()[0])
+        except (CorruptionError, ValueError) as error:
+            return None, str(error)
+        refused = _difference(left, reader, self._run)
+        return (None, f"{self._memory.name}: {refused}") if refused else (left, None)
+
+    def attach(self, left: Mapping[str, Any]) -> None:
+        """Go on with the rows that `find` returned the books of; rows in doubt become dirty."""
+        for engine in self._tables.engines:
+            engine.reattach()
+        self._tables.set_scalars(left["scalars"])
+
+    def begin_anew(self) -> None:
+        """Put rows that an earlier process left, and that are not used, back to their initial values."""
+        if not self._memory.attached:
+            return
+        self.invalidate()
+        for row_range in self._tables.ranges:
+            engine, table = self._tables.engine.home(row_range.table)
+            engine.reset_rows(table, row_range.begin, row_range.end)
+            engine.clear_trackers(table, row_range.begin, row_range.end, dirty=True)
+
+
+def _difference(left: Mapping[str, Any], reader: ChainReader, run: str) -> str | None:
+    """Return why rows are not relative to a chain: another run's, one that went back or on without them."""
+    if left["run"] != run:
+        return f"run id: expected {run}, got {left['run']}"
+    known, skipped = left["saved"], list[str]()
+    at = reader.newest(skipped)
+    while at is not None:
+        manifest = at[0]
+        if manifest.kind in DATA_KINDS:
+            if known is not None and manifest.sequence <= known:
+                return None if manifest.sequence == known else _missing(known)
+            if manifest.incarnation != left["incarnation"] or manifest.step > min(left["watermarks"]):
+                return (
+                    f"commit {manifest.sequence}, step {manifest.step}, is not of the process that left step "
+                    f"{min(left['watermarks'])}"
+                )
+        at, _ = before(reader, manifest, skipped)
+    return None if known is None else _missing(known)
+
+
+def _missing(known: int) -> str:
+    return f"expected commit {known} in the chain's history"
