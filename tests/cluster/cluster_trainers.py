@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster.cluster_jobs import TIMEOUT, LocalTables, Unique, batch_of, gradient_of
+from cluster.cluster_jobs import TIMEOUT, LocalTables, Unique, batch_of, gradient_of, spec_of
 from numpy.typing import NDArray
 
+from cpr_native.cluster.coordinator import Coordinator, GlobalSave
 from cpr_native.cluster.handle import ShardDirectory, ShardHandle, ShardLost
+from cpr_native.cluster.local import LocalDirectory
 from cpr_native.cluster.messages import RowIds, Tag
 from cpr_native.cluster.spec import ClusterSpec
+from cpr_native.policy import SaveKind
+from cpr_native.store import CheckpointStore
+
+DENSE = {"w": np.arange(3, dtype=np.float32)}
 
 
 @dataclass
@@ -150,3 +157,32 @@ def check_same(
                 continue
             assert got[key].dtype == expected[key].dtype
             assert np.array_equal(got[key].view(np.uint8), expected[key].view(np.uint8)), (table.name, key)
+
+
+class Job:
+    """Some trainers, their shards in threads, and the coordinator."""
+
+    def __init__(self, path: Path, *, ranks: int = 1, **options: Any) -> None:
+        self.spec: ClusterSpec = spec_of(path, ranks=ranks, **options)
+        store = CheckpointStore(path)
+        self.coordinator = Coordinator(
+            store, self.spec.schema, self.spec.placement, run_id="run", timeout=TIMEOUT
+        )
+        self.directory = LocalDirectory(self.spec)
+        self.trainers = [Trainer(self.directory, self.spec, rank=r, ranks=ranks) for r in range(ranks)]
+        self.generation = 1
+
+    @property
+    def handles(self) -> list[Any]:
+        return [self.directory.handle(shard) for shard in range(self.spec.shards)]
+
+    def save(self, step: int, kind: SaveKind = "delta", **options: Any) -> GlobalSave:
+        """Cut after `step`, which is applied or to come, and commit."""
+        cut = self.coordinator.begin(
+            self.handles, generation=self.generation, step=step, kind=kind, **options
+        )
+        return self.coordinator.finish(cut, {**DENSE, "step": np.array([step])})
+
+    def close(self) -> None:
+        self.directory.close()
+        self.coordinator.close()
