@@ -153,12 +153,12 @@ class ShardClients:
         """Return the life of a shard that calls go to at present."""
         return self._links[shard].handle
 
-    def lookup(self, rows: Sequence[RowIds]) -> Lookups:
-        """Ask every shard for its rows, for the next step; returns without waiting. Arrays are borrowed.
+    def lookup(self, rows: Sequence[RowIds], *, step: int | None = None) -> Lookups:
+        """Ask every shard for its rows; returns without waiting. Arrays are borrowed.
 
-        `rows`: of each shard.
+        `rows`: of each shard. `step`: the one that they are for, None for the next.
         """
-        return Lookups(self._links, self._sender.step, rows)
+        return Lookups(self._links, self._sender.step if step is None else step, rows)
 
     def update(
         self,
