@@ -396,6 +396,21 @@ class Collection:
         uint16), `state` shaped as `state` gives it; trackers cleared. More than one thread only works on
         strictly ascending rows.
         """
+    def copy_rows(
+        self,
+        table: int,
+        rows: TensorRef,
+        weight: TensorRef,
+        state: TensorRef | None,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Copy global `rows` (int64 [n]) to `weight` and `state`, of the shapes that `load_rows` takes."""
+    def put_rows(self, table: int, rows: TensorRef, weight: TensorRef, state: TensorRef | None) -> None:
+        """Write global `rows` back as `copy_rows` had them: they become dirty, other trackers stay.
+
+        Raises IndexError for a row, SnapshotInProgress, with nothing written.
+        """
     def reset_rows(self, table: int, begin: int, end: int) -> None:
         """Initial weight and state for global rows [begin, end), trackers but the dirty bit cleared. Rows of
         external tables have no initial values and stay as they are.

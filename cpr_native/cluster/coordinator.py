@@ -117,8 +117,8 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """
         if self._flying is not None:
             raise CutMissed(f"cut {self._flying.number} is not finished")
-        if [handle.shard for handle in handles] != list(range(self._placement.shards)):
-            raise ValueError(f"handles: expected one of each of {self._placement.shards} shards, in order")
+        if [handle.shard for handle in handles] != [*range(self._placement.shards)]:
+            raise ValueError(f"handles: expected one of each of {self._placement.shards} shards")
         self._cuts += 1
         number = self._writer.incarnation * _CUTS_A_LIFE + self._cuts
         if not self._writer.permits(kind):
@@ -235,10 +235,9 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         Raises NoCheckpointError, and nothing was changed; CprError naming shards that failed or were lost:
         then all must go back again.
         """
-        started = monotonic()
+        started, skipped = monotonic(), list[str]()
         if self._flying is not None:
             self.abandon(self._flying, "the job goes back")
-        skipped: list[str] = []
         point = self._intact_point(handles, seconds, skipped)
         commits = point.manifest.commits
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cpr_native._tensor import describe
+from cpr_native.cluster.kept_rows import KeptRows, parse, rows_to_write
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.cluster.tables import RowGradients, ShardTables
 from cpr_native.errors import CorruptionError, LockedError
@@ -41,9 +43,15 @@ class SharedBooks:
         self._memory = memory
         self._tables = tables
         self._run = run
+        self._books: dict[str, Any] = {}
+        self._kept: list[KeptRows] = []
 
     def begins(self, updates: Sequence[RowGradients]) -> None:
-        """Keep the rows that `updates` will write, until the next commit."""
+        """Keep the rows that `updates` are about to write, until the next commit. Raises as `commit`."""
+        kept = rows_to_write(self._tables, updates)
+        books = {**self._books, "kept": [(index, len(rows.rows)) for index, rows in kept]}
+        tensors = [describe(array) for _, rows in kept for array in rows.arrays]
+        self._memory.region.commit(json.dumps(books).encode(), tensors, ends_step=False)
 
     def commit(
         self, *, incarnation: int, generation: int, watermarks: Sequence[int], saved: int | None
@@ -53,15 +61,16 @@ class SharedBooks:
         `saved`: sequence number of the newest save that is known. Raises OSError without space; what was
         committed before counts then.
         """
-        books = {
+        self._books = {
             "run": self._run,
             "incarnation": incarnation,
             "generation": generation,
             "watermarks": list(watermarks),
             "saved": saved,
             "scalars": self._tables.scalars(),
+            "kept": [],
         }
-        self._memory.region.commit(json.dumps(books).encode(), [])
+        self._memory.region.commit(json.dumps(self._books).encode(), [])
 
     def invalidate(self) -> None:
         """Make what is there count for nothing until the next commit: rows are about to be restored."""
@@ -75,16 +84,24 @@ class SharedBooks:
         if not self._memory.attached:
             return None, self._memory.refused
         try:
-            left = json.loads(self._memory.region.read()[0])
+            text, data = self._memory.region.read()
+            left = json.loads(text)
+            self._kept = parse(self._tables, left["kept"], data)
         except (CorruptionError, ValueError) as error:
             return None, str(error)
         refused = _difference(left, reader, self._run)
         return (None, f"{self._memory.name}: {refused}") if refused else (left, None)
 
     def attach(self, left: Mapping[str, Any]) -> None:
-        """Go on with the rows that `find` returned the books of; rows in doubt become dirty."""
+        """Go on with the rows that `find` returned the books of; rows in doubt become dirty.
+
+        Those that an update was writing are what they were before it.
+        """
         for engine in self._tables.engines:
             engine.reattach()
+        for kept in self._kept:
+            kept.put_back()
+        self._kept = []
         self._tables.set_scalars(left["scalars"])
 
     def begin_anew(self) -> None:

@@ -89,10 +89,9 @@ class ShardTables:
 
         Raises KeyError.
         """
-        for group in self._groups:
-            for number, index in enumerate(group.members):
-                if self.spec.tables[index].name == name:
-                    return group.engine, number
+        for engine, number, index in self.members:
+            if self.spec.tables[index].name == name:
+                return engine, number
         if name not in [table.name for table in self.spec.tables]:
             raise KeyError(name)
         return None
@@ -217,6 +216,15 @@ class ShardTables:
         if len(self._groups) == 1:
             return self._groups[0].engine.begin(selections, clears_dirty=clears_dirty)
         return self.engine.begin(selections, clears_dirty=clears_dirty, shard_rows=(), blocking=False)
+
+    @property
+    def members(self) -> list[tuple[Collection, int, int]]:
+        """Of each table: its collection, its number there and its number in the spec."""
+        return [
+            (group.engine, number, index)
+            for group in self._groups
+            for number, index in enumerate(group.members)
+        ]
 
     def dirty(self) -> dict[str, int]:
         """Return the number of dirty rows of each table."""

@@ -35,6 +35,7 @@ from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.inspect import inspect, verify
 from cpr_native.store.placement import Placement, ShardRows
+from cpr_native.store.placing import Loads, loads, rows_staggered, whole_tables
 from cpr_native.store.points import CheckpointStore
 from cpr_native.store.restore import RestorePlan, RowSink
 from cpr_native.store.schema import CollectionSchema, TableSchema
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointStore",
     "CollectionSchema",
     "CommitInfo",
+    "Loads",
     "Placement",
     "RestorePlan",
     "RestorePoint",
@@ -60,5 +62,8 @@ __all__ = [
     "TableSchema",
     "inspect",
     "load_stored",
+    "loads",
+    "rows_staggered",
     "verify",
+    "whole_tables",
 ]

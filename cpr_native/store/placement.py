@@ -14,7 +14,12 @@ from cpr_native.store.checks import check_count, check_text, exact_fields
 from cpr_native.store.schema import CollectionSchema, json_text
 
 # What a placement says of each table, by its strategy.
-_PLACED_BY = {"contiguous_rows": "blocks", "balanced_rows": "first", "table_wise": "first"}
+_PLACED_BY = {
+    "contiguous_rows": "blocks",
+    "balanced_rows": "first",
+    "table_wise": "first",
+    "staggered_rows": "first",
+}
 # Rows per shard; or the first shard and how many have the table's rows between them.
 ShardRows = int | tuple[int, int]
 
@@ -32,6 +37,10 @@ class Placement:
     `first + r * min(shards, n) // n`.
 
     "table_wise": all rows of a table lie in shard `first[table]`.
+
+    "staggered_rows": as "balanced_rows", but around the end: row r of n lies in shard
+    `(first + r * min(shards, n) // n) % shards`. So the first rows of tables need not share a shard, though
+    each table is spread over all. Of shards with a collection each.
     """
 
     shards: int
@@ -94,14 +103,21 @@ class Placement:
         rows = schema.table(table).rows
         if self._field == "first":
             spread = self._spread(rows)
-            number = min(max(shard - self.first[table], 0), spread)
-            end = min(max(shard + 1 - self.first[table], 0), spread)
+            block = shard - self.first[table]
+            if self.strategy == "staggered_rows":
+                block %= self.shards
+            number, end = min(max(block, 0), spread), min(max(block + 1, 0), spread)
             return -(-number * rows // spread), -(-end * rows // spread)
         block = self.blocks[table]
         return min(rows, shard * block), min(rows, (shard + 1) * block)
 
     def shard_rows(self, schema: CollectionSchema, table: str) -> ShardRows:
-        """Returns where the rows of `table` lie, as `Collection.begin` of the engine takes it."""
+        """Returns where the rows of `table` lie, as `Collection.begin` of the engine takes it.
+
+        Raises ValueError for staggered rows, which no collection holds for several shards.
+        """
+        if self.strategy == "staggered_rows":
+            raise ValueError("placement staggered_rows: expected a collection for each shard")
         if self._field == "first":
             return self.first[table], self._spread(schema.table(table).rows)
         return self.blocks[table]
@@ -114,7 +130,12 @@ class Placement:
                 f"placement {self._field}: expected the tables {names}, got {sorted(self._of_tables)}"
             )
         for table in schema.tables:
-            if self._field == "first":
+            if self.strategy == "staggered_rows":
+                if self.first[table.name] >= self.shards:
+                    raise ValueError(
+                        f"placement of table {table.name!r}: shard {self.first[table.name]} of {self.shards}"
+                    )
+            elif self._field == "first":
                 if self.first[table.name] + self._spread(table.rows) > self.shards:
                     raise ValueError(
                         f"placement of table {table.name!r}: {table.rows} rows from shard "

@@ -89,21 +89,47 @@ py::array_t<T> per_row(Collection& c, int64_t table, F read) {
   return values;
 }
 
-void load_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
-               const std::optional<TensorRef>& state, bool dirty, int threads) {
+// Global row ids, and the memory of their weights and states.
+struct RowMemory {
+  const int64_t* ids;
+  int64_t n;
+  void* weight;
+  float* state;
+};
+
+RowMemory row_memory(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
+                     const std::optional<TensorRef>& state) {
   const Table& t = c.table(check_table(c, table));
   const int64_t n = rows.size();
   check_shape(rows, "rows", {n});
   check_shape(weight, "weight", {n, t.dim()});
-  const int64_t* ids = data_of<int64_t>(rows, "rows", "int64");
-  const void* w = weight_data(weight, t);
   require(state.has_value() == (t.state_size() > 0),
           "state: expected " + (t.state_size() > 0 ? std::to_string(t.state_size()) + " values a row" : "none") +
               " for this optimizer");
   if (state.has_value()) check_shape(*state, "state", state_shape(t, n));
-  const float* s = state.has_value() ? data_of<float>(*state, "state", "float32") : nullptr;
+  return {data_of<int64_t>(rows, "rows", "int64"), n, weight_data(weight, t),
+          state.has_value() ? data_of<float>(*state, "state", "float32") : nullptr};
+}
+
+void load_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
+               const std::optional<TensorRef>& state, bool dirty, int threads) {
+  const RowMemory of = row_memory(c, table, rows, weight, state);
   py::gil_scoped_release release;
-  c.load_rows(table, ids, n, w, s, dirty, std::clamp(threads, 1, kMaxThreads));
+  c.load_rows(table, of.ids, of.n, of.weight, of.state, dirty, std::clamp(threads, 1, kMaxThreads));
+}
+
+void copy_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
+               const std::optional<TensorRef>& state, int threads) {
+  const RowMemory to = row_memory(c, table, rows, weight, state);
+  py::gil_scoped_release release;
+  c.copy_rows(table, to.ids, to.n, to.weight, to.state, std::clamp(threads, 1, kMaxThreads));
+}
+
+void put_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorRef& weight,
+              const std::optional<TensorRef>& state) {
+  const RowMemory of = row_memory(c, table, rows, weight, state);
+  py::gil_scoped_release release;
+  c.put_rows(table, of.ids, of.n, of.weight, of.state);
 }
 
 cpu::Distance distance_of(const std::string& metric) {
@@ -217,6 +243,9 @@ void register_rows(py::class_<Collection>& c) {
       py::arg("table"));
   c.def("load_rows", &load_rows, py::arg("table"), py::arg("rows"), py::arg("weight"), py::arg("state"), py::kw_only(),
         py::arg("dirty") = false, py::arg("threads") = 1);
+  c.def("copy_rows", &copy_rows, py::arg("table"), py::arg("rows"), py::arg("weight"), py::arg("state"), py::kw_only(),
+        py::arg("threads") = 1);
+  c.def("put_rows", &put_rows, py::arg("table"), py::arg("rows"), py::arg("weight"), py::arg("state"));
   c.def(
       "reset_rows",
       [](Collection& self, int64_t table, int64_t begin, int64_t end) {

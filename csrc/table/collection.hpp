@@ -86,6 +86,9 @@ class Collection {
   // The same in blocks, from several threads, no row twice: write_rows while the lock of hold_rows is held.
   [[nodiscard]] std::unique_lock<std::mutex> hold_rows();
   void write_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty);
+  // Copies rows out, and back in as they were; trackers stay but for the dirty bit, which put_rows sets.
+  void copy_rows(int64_t table, const int64_t* rows, int64_t n, void* weight, float* state, int threads);
+  void put_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state);
   void reset_rows(int64_t table, int64_t begin, int64_t end);
   void discard_rows(int64_t table, int64_t begin, int64_t end);
   void clear_trackers(int64_t table, int64_t begin, int64_t end, bool dirty);

@@ -1,5 +1,6 @@
 // Rows and trackers of a collection's tables, read and written outside of updates.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 
@@ -13,6 +14,7 @@ namespace cpr {
 namespace {
 
 constexpr int64_t kRowsPerTask = 1 << 14;
+constexpr int64_t kRowsPerCopy = 1 << 10;
 constexpr int64_t kRowsAhead = 8;
 constexpr int64_t kBytesAhead = 512;  // of each row
 
@@ -105,6 +107,36 @@ void Collection::write_rows(int64_t index, const int64_t* rows, int64_t n, const
     }
     if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
     t.set_word(row, dirty && view.track_dirty ? kDirtyBit : 0, 0.0F, &delta);
+  }
+  t.add(delta);
+}
+
+void Collection::copy_rows(int64_t index, const int64_t* rows, int64_t n, void* weight, float* state, int threads) {
+  check_rows(index, rows, n);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const TableView view = table(index).view();
+  const int64_t bytes = weight_bytes(view.format);
+  cpu::parallel_for((n + kRowsPerCopy - 1) / kRowsPerCopy, threads, [&](int64_t task, int) {
+    for (int64_t i = task * kRowsPerCopy; i < std::min(n, (task + 1) * kRowsPerCopy); ++i) {
+      const int64_t row = rows[i] - view.row_offset;
+      std::memcpy(static_cast<char*>(weight) + i * bytes, weight_bytes_of(view, row), static_cast<size_t>(bytes));
+      if (state != nullptr) read_row_state(view, row, state + i * view.format.state_size);
+    }
+  });
+}
+
+void Collection::put_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state) {
+  check_rows(index, rows, n);
+  const std::unique_lock<std::mutex> lock = hold_rows();
+  Table& t = table(index);
+  const TableView view = t.view();
+  const int64_t bytes = weight_bytes(view.format);
+  TrackerDelta delta;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t row = rows[i] - view.row_offset;
+    std::memcpy(weight_bytes_of(view, row), static_cast<const char*>(weight) + i * bytes, static_cast<size_t>(bytes));
+    if (state != nullptr) write_state(view, row, state + i * view.format.state_size);
+    t.set_word(row, t.word(row) | (view.track_dirty ? kDirtyBit : 0), t.drift(row), &delta);
   }
   t.add(delta);
 }

@@ -55,6 +55,10 @@ class Trainer:
         ids = RowIds(np.array(counts, np.int64), np.concatenate(rows))
         return ids, np.concatenate(times).astype(np.uint32), masks
 
+    def route_nothing(self) -> RowIds:
+        """Return no rows."""
+        return RowIds(np.zeros(len(self.spec.tables), np.int64), np.zeros(0, np.int32))
+
     def tag(self, shard: int, step: int) -> Tag:
         """Return the tag of a call."""
         return Tag(self.generation, step, self.rank, self.handles[shard].incarnation)

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_native.errors import SchemaMismatchError
-from cpr_native.store import CollectionSchema, Placement, TableSchema
+from cpr_native.store import (
+    CollectionSchema,
+    Placement,
+    TableSchema,
+    loads,
+    rows_staggered,
+    whole_tables,
+)
 
 
 def schema_of(*shapes: tuple[int, int]) -> CollectionSchema:
@@ -108,3 +115,71 @@ def test_whole_tables_lie_where_they_are_put() -> None:
     assert [placement.shard_rows(schema, t.name) for t in schema.tables] == [(2, 1), (0, 1), (2, 1)]
     with pytest.raises(ValueError, match="'t1': 9 rows from shard 3 on go beyond 3 shards"):
         replace(placement, first={"t0": 0, "t1": 3, "t2": 0}).check_covers(schema)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 12))
+def test_staggered_rows_lie_in_one_shard_each_where_the_rule_says(
+    shapes: list[tuple[int, int]], shards: int
+) -> None:
+    schema = schema_of(*shapes)
+    placement = rows_staggered(schema, shards)
+    placement.check_covers(schema)
+    assert Placement.from_json(json.loads(placement.json_text)) == placement
+    for table in schema.tables:
+        spread, first = min(shards, table.rows), placement.first[table.name]
+        found: list[tuple[int, int]] = []
+        for shard in range(shards):
+            begin, end = placement.row_range(schema, table.name, shard)
+            found += [(row, shard) for row in range(begin, end)]
+        assert sorted(found) == [
+            (row, (first + row * spread // table.rows) % shards) for row in range(table.rows)
+        ]
+    with pytest.raises(ValueError, match="expected a collection for each shard"):
+        placement.shard_rows(schema, "t0")
+    with pytest.raises(ValueError, match=rf"shard {shards} of {shards}"):
+        replace(placement, first={**placement.first, "t0": shards}).check_covers(schema)
+
+
+def test_hot_first_rows_are_spread() -> None:
+    """26 tables of one size whose row 0 stands for missing values: in blocks from shard 0 on it is hot."""
+    schema = schema_of(*[(1000, 16)] * 26)
+    accesses = {table.name: np.ones(1000, np.int64) for table in schema.tables}
+    for number, counts in enumerate(accesses.values()):
+        counts[0] = 200 + 20 * number
+    contiguous = loads(schema, Placement.contiguous(schema, 8), accesses)
+    assert contiguous.accesses.max() > 0.35
+    for given_accesses in (accesses, None):
+        spread = loads(schema, rows_staggered(schema, 8, given_accesses), accesses)
+        assert spread.accesses.max() < 0.16
+        assert np.ptp(spread.bytes) < 1e-9
+        assert spread.accesses.sum() == pytest.approx(1)
+
+
+def test_tables_of_very_different_use_are_spread() -> None:
+    schema = schema_of((5000, 8), (4, 8), (40, 8), (300, 64), (5000, 8), (7, 8))
+    accesses = {f"t{i}": np.zeros(t.rows, np.int64) for i, t in enumerate(schema.tables)}
+    for name, where, count in (("t0", 0, 900), ("t1", 3, 900), ("t3", 299, 900), ("t4", 0, 300)):
+        accesses[name][where] = count
+    found = loads(schema, rows_staggered(schema, 4, accesses), accesses)
+    assert found.accesses.max() <= 0.301  # three rows of 0.3, and they can't be cut
+    assert found.bytes.max() < 0.27
+
+
+def test_whole_tables_are_spread_by_bytes_and_accesses() -> None:
+    rng = np.random.default_rng(1)
+    schema = schema_of(*[(int(rows), 8) for rows in rng.integers(10, 400, 40)])
+    accesses = {t.name: rng.integers(0, 50, t.rows) for t in schema.tables}
+    placement = whole_tables(schema, 4, accesses)
+    placement.check_covers(schema)
+    found = loads(schema, placement, accesses)
+    assert found.bytes.max() < 0.28
+    assert found.accesses.max() < 0.28
+    assert whole_tables(schema_of((3, 1)), 1).first == {"t0": 0}
+
+
+def test_accesses_that_do_not_fit_are_refused() -> None:
+    schema = schema_of((3, 1), (4, 1))
+    with pytest.raises(ValueError, match=r"expected some of the tables \['t0', 't1'\], got \['t2'\]"):
+        rows_staggered(schema, 2, {"t2": np.ones(3, np.int64)})
+    with pytest.raises(ValueError, match=r"table 't1': expected \[4\] counts of at least 0, got \[3\]"):
+        whole_tables(schema, 2, {"t1": np.ones(3, np.int64)})
