@@ -172,10 +172,12 @@ class RollbackRequest:
 class ShardRecovery:
     """What the constructor of a shard's process did.
 
-    `source`: "initial" rows (nothing was committed), "checkpoint" or "memory" (shared memory was
-    re-attached). `watermarks`: per rank, the newest step that is in the rows. `rows`: read from commits;
+    `source`: "initial" rows (nothing was committed), "checkpoint", "memory" (shared memory was re-attached)
+    or "resharded" (`ClusterSpec.source`). `watermarks`: per rank, the newest step that is in the rows.
+    `rows`: read from commits;
     `reset`: rows that no commit has, back at their initial values; both by table name. `seconds`: that it
-    took. `skipped`: damaged files that were passed over. `refused`: why what was in shared memory was not
+    took. `skipped`: damaged files that were passed over. `notes`: tables that a resharded checkpoint did not
+    have, or has alone. `read_bytes`: of a resharded one. `refused`: why what was in shared memory was not
     used, None if it was or there was none.
     """
 
@@ -187,6 +189,8 @@ class ShardRecovery:
     reset: Mapping[str, int]
     seconds: float
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    read_bytes: int = 0
     refused: str | None = None
 
 

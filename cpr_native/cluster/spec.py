@@ -11,11 +11,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native.config import BaseEmbeddingConfig, DataType, Trackers
+from cpr_native.errors import NoCheckpointError
 from cpr_native.optim import Adagrad, FusedOptimizer, RowWiseAdagrad
-from cpr_native.store import CheckpointStore, CollectionSchema, Placement, TableSchema
+from cpr_native.store import CheckpointStore, CollectionSchema, Placement, RestorePoint, TableSchema
 from cpr_native.store.checks import check_count
 
 DEFAULT_STAGING_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A point of another run's checkpoint, perhaps of other shards, that a new run begins with.
+
+    `store`, `cache`, `storage_options`: as of `ClusterSpec`; `sequence`, `crc`: of the global commit.
+    """
+
+    store: str
+    sequence: int
+    crc: int
+    cache: str | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def newest(
+        cls,
+        store: str,
+        *,
+        cache: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Source:
+        """Return the newest exact point whose manifests are whole; raises NoCheckpointError, OSError."""
+        points = CheckpointStore(store, cache=cache, storage_options=storage_options).points()
+        if not points:
+            raise NoCheckpointError(f"{store}: no exact point")
+        ref = points[0].ref
+        return cls(
+            store=store, sequence=ref.sequence, crc=ref.crc, cache=cache, storage_options=storage_options
+        )
+
+    def point(self) -> RestorePoint:
+        """Return the point, with dense state and info; raises NoCheckpointError if it is gone, OSError."""
+        store = CheckpointStore(self.store, cache=self.cache, storage_options=self.storage_options)
+        for point in store.points():
+            if (point.ref.sequence, point.ref.crc) == (self.sequence, self.crc):
+                return point
+        raise NoCheckpointError(f"{self.store}: commit {self.sequence} is not an exact point any more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +70,8 @@ class ClusterSpec:
     `ranks`: trainers at the start. `staleness`: a lookup of step t waits until step t - 1 - staleness is
     applied. `shared`: folder (on tmpfs) in which each shard keeps its tables so that the next process on the
     same node re-attaches to them; None: process memory.
+    `source`: what a shard without a save of its own begins with, instead of initial rows: tables of the same
+    name have its rows, and steps go on from its step.
     `max_queued`: updates of one rank that wait for other ranks or for a cut. `lookup_seconds`: that a lookup
     waits at most. `threads`: of the engine of a shard, None for as many as it may use.
 
@@ -48,6 +90,7 @@ class ClusterSpec:
     ranks: int = 1
     staleness: int = 0
     shared: str | None = None
+    source: Source | None = None
     max_queued: int = 8
     lookup_seconds: float = 60.0
     threads: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,11 +81,15 @@ class _Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Resharded:
-    """What was read: rows by table, bytes of the tensors, and the shards of the checkpoint they lay in."""
+    """What was read: rows by table, bytes of the tensors, and the shards of the checkpoint they lay in.
+
+    `engine`: the optimizer scalars that the point has, as JSON values.
+    """
 
     rows: Mapping[str, int]
     bytes: int
     shards: tuple[int, ...]
+    engine: Mapping[str, Any]
 
 
 def read_point(point: RestorePoint, ranges: Ranges, sink: TableSink) -> Resharded:
@@ -113,7 +117,14 @@ def read_point(point: RestorePoint, ranges: Ranges, sink: TableSink) -> Resharde
                 f"{found}"
             )
         done.rows[name] = found
-    return Resharded(rows=done.rows, bytes=done.bytes, shards=tuple(done.shards))
+    return Resharded(rows=done.rows, bytes=done.bytes, shards=tuple(done.shards), engine=_engine_of(point))
+
+
+def _engine_of(point: RestorePoint) -> Mapping[str, Any]:
+    """Return the optimizer scalars of a point, which are those of each shard."""
+    for shard, ref in point.manifest.commits.items():
+        return point.directory.shard(shard).readings(ref)[-1].engine
+    return point.engine
 
 
 def _read_shard(
