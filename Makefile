@@ -20,7 +20,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
+.PHONY: help demo test test-cluster levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
   reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
@@ -33,6 +33,9 @@ demo: $(VENV)/demo.stamp  ## train, lose shards, recover; writes results.json an
 # (it has no compiled module) would be found before the installed package.
 test: $(VENV)/test.stamp  ## the whole test suite against the installed package
 	$(BIN)/pytest $(ARGS)
+
+test-cluster: $(VENV)/test.stamp  ## more failures of a cluster on Ray: cut links, no spare, two nodes at once (root, 10 minutes)
+	$(BIN)/pytest tests/ray -m cluster $(ARGS)
 
 # A level is an instruction set; `make test` runs the best one of the machine.
 levels: $(VENV)/test.stamp  ## the engine's tests with every other instruction set of the machine

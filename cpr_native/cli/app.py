@@ -13,6 +13,7 @@ import click
 OK, BAD, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _COMMANDS = {
+    "cluster": ("cpr_native.cli.cluster", "cluster"),
     "compact": ("cpr_native.cli.compact", "compact"),
     "demo": ("cpr_native.cli.emulate", "demo"),
     "emulate": ("cpr_native.cli.emulate", "emulate"),
