@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -12,60 +11,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpr_native.cluster.asking import ask, raise_all, within
+from cpr_native.cluster.global_saves import GlobalCut, GlobalSave, RolledBack
 from cpr_native.cluster.handle import Pending, ShardHandle
-from cpr_native.cluster.messages import Committed, CutMissed, CutRequest, RollbackRequest, ShardRecovery
+from cpr_native.cluster.messages import Committed, CutMissed, CutRequest, RollbackRequest
 from cpr_native.errors import CorruptionError, CprError, NoCheckpointError
 from cpr_native.policy import Policy, SaveKind
 from cpr_native.store import CheckpointStore, CollectionSchema, Placement, RestorePoint
+from cpr_native.store.housekeeping import Housekeeping
 from cpr_native.store.manifest import Ref
 
 _CUTS_A_LIFE = 2**32
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalCut:
-    """A cut that every shard has promised: `number`, `request` without incarnation, and their handles."""
-
-    number: int
-    step: int
-    kind: SaveKind
-    samples: int
-    handles: tuple[ShardHandle, ...]
-    deadline: float
-    started: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalSave:
-    """A point of the whole job: its commit in the global chain and those of the shards, in their order.
-
-    `bytes_written`: of all segments; `stall_seconds`: the longest that updates of a shard waited;
-    `seconds`: from the request to the commit.
-    """
-
-    sequence: int
-    kind: SaveKind
-    step: int
-    samples: int
-    shards: tuple[Committed, ...]
-    bytes_written: int
-    stall_seconds: float
-    seconds: float
-
-    @property
-    def lookups(self) -> list[int]:
-        """Counts of the rows that it holds, summed, of each shard."""
-        return [shard.lookups for shard in self.shards]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolledBack:
-    """A full recovery: the point, what each shard did, and what newer points were refused and why."""
-
-    point: RestorePoint
-    shards: tuple[ShardRecovery, ...]
-    skipped: tuple[str, ...]
-    seconds: float
 
 
 class Coordinator(AbstractContextManager["Coordinator"]):
@@ -73,8 +28,10 @@ class Coordinator(AbstractContextManager["Coordinator"]):
 
     Making it fences an older one, frozen perhaps, and goes on with the history that is there; `run_id` is
     that of the directory, or a new one. `timeout`: seconds for an answer that no save or restore delays.
+    `keep`: after each base, only what the newest `keep` exact points and the newest state of each shard need
+    is kept, which `finish` reads and verifies first; None keeps all.
     Methods are called by one thread at a time; `finish` may run in another than `begin`.
-    Raises what `CheckpointStore.chain_writer` raises.
+    Raises what `CheckpointStore.chain_writer` raises, ValueError for `keep` with a URL.
     """
 
     def __init__(
@@ -85,7 +42,10 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         *,
         run_id: str | None = None,
         timeout: float = 30.0,
+        keep: int | None = None,
     ) -> None:
+        if keep is not None and store.url is not None:
+            raise ValueError(f"keep: expected a folder, which retention can read, got {store.url}")
         self._store = store
         self._schema = schema
         self._placement = placement
@@ -94,6 +54,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         self._flying: GlobalCut | None = None
         self._writer = store.chain_writer(None, schema, placement, run_id=run_id, takes_over=True)
         self._writer.go_on()
+        self._housekeeping = Housekeeping(store.path, [self._writer], keep=keep, compact=None)
         self.run_id = self._writer.identity.run_id
 
     def begin(
@@ -212,6 +173,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         except BaseException:
             save.abort()
             raise
+        self._housekeeping.committed(kind)
         return GlobalSave(
             sequence=ref.sequence,
             kind=kind,
@@ -221,6 +183,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
             bytes_written=save.manifest.bytes + sum(committed.bytes_written for committed in shards),
             stall_seconds=max((committed.stall_seconds for committed in shards), default=0.0),
             seconds=monotonic() - cut.started,
+            retention_error=self._housekeeping.retention_error,
         )
 
     def rollback(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -58,15 +58,24 @@ def check_policy(policy: Policy | None) -> None:
 class Cut:
     """A cut as asked for by `request`; `writer`: of the shard's chain, `tables`: what is saved.
 
+    `told`: of the kind of the commit, when it stands.
+
     `begin` is called once, while no update runs; it starts the thread that writes. Everything else may be
     called by any thread. A cut ends once: committed, or given up with an error.
     """
 
-    def __init__(self, request: CutRequest, writer: ChainWriter, tables: ShardTables) -> None:
+    def __init__(
+        self,
+        request: CutRequest,
+        writer: ChainWriter,
+        tables: ShardTables,
+        told: Callable[[str], object] = lambda _: None,
+    ) -> None:
         check_policy(request.policy)
         self.request = request
         self._writer = writer
         self._tables = tables
+        self._told = told
         self._deadline = monotonic() + request.seconds
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -201,6 +210,7 @@ class Cut:
                 self._sealed = True
             save.publish()
             snapshot.commit()
+            self._told(save.manifest.kind)
         except BaseException:
             _undo(save, snapshot)
             raise

@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 # Methods of `ShardServer` that may wait for other calls, each in a thread of its own. All others return
 # without waiting for any other call: one thread serves them all, in the order of each caller.
-WAITING = ("lookup", "committed")
+WAITING = ("lookup", "committed", "drain")
 
 
 class ShardLost(CprError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr_native.cluster.cuts import Cut, check_policy
 from cpr_native.cluster.messages import (
     Ack,
     Committed,
-    CutMissed,
     CutRequest,
     Resumed,
     RollbackRequest,
@@ -27,19 +24,18 @@ from cpr_native.cluster.messages import (
 from cpr_native.cluster.opening import open_shard
 from cpr_native.cluster.order import StepOrder
 from cpr_native.cluster.points import ExactPoints
+from cpr_native.cluster.saves import ShardSaves
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.cluster.steps import StepRunner
 from cpr_native.cluster.tables import RowGradients
-from cpr_native.errors import CprError, FencedError
-
-_REMEMBERED_CUTS = 16
-_CUT_SECONDS = 60.0  # for a cut that was given up to end
+from cpr_native.errors import CprError
+from cpr_native.shard import Restored
 
 
 class ShardServer:
     """One life of a shard: making it is the recovery (`open_shard`); `recovery` says what was done.
 
-    Any thread may call any method. `lookup` and `committed` may wait, and then wait for other calls; all
+    Any thread may call any method. `lookup`, `committed` and `drain` may wait for other calls or a save; all
     others return without that, so one thread can serve them in turn. Updates are applied in the thread of
     the call that completes a step. A message for another incarnation or generation, or out of order, raises
     a `ProtocolError` and changes nothing.
@@ -60,8 +56,6 @@ class ShardServer:
         self._tables = opened.tables
         self._books = opened.books
         self._points = ExactPoints(spec, shard, opened.tables)
-        self._cuts: OrderedDict[int, Cut] = OrderedDict()
-        self._saved = (0, 0) if opened.commit is None else (opened.commit.sequence, opened.commit.step)
         self._runner = StepRunner(
             opened.tables,
             StepOrder(opened.recovery.watermarks, spec.max_queued),
@@ -70,6 +64,7 @@ class ShardServer:
             watcher=self,
             fatal=fatal,
         )
+        self._saves = ShardSaves(opened, self._runner)
         self._state = self._runner.state
         self.ended()
 
@@ -131,8 +126,8 @@ class ShardServer:
         """
         with self._runner.exclusively("begin_generation"):
             self._runner.check_newer(generation, incarnation)
-            self._runner.settle_cut(f"generation {generation} begins")
-            self._writer.rollback(None, info={"generation": generation})
+            with self._saves.settled(f"generation {generation} begins"):
+                self._writer.rollback(None, info={"generation": generation})
             with self._state:
                 before = self._runner.order.watermarks
                 self._runner.generation = generation
@@ -156,21 +151,8 @@ class ShardServer:
         started = monotonic()
         with self._runner.exclusively("rollback"):
             self._runner.check_newer(request.generation, request.incarnation)
-            self._runner.settle_cut(f"rolled back to step {request.step}")
-            plan = self._points.verify(request.sequence, request.crc)
-            with self._state:
-                self._runner.error = CprError(f"a rollback to step {request.step} did not end")
-            if self._books is not None:
-                self._books.invalidate()
-            done = self._points.restore(plan)
-            self._writer.rollback(plan.chains[0].head, info={"generation": request.generation})
-            with self._state:
-                self._runner.error = None
-                self._runner.generation = request.generation
-                self._runner.order.restart([request.step] * request.ranks)
-                self._runner.forget()
-                self._saved = (request.sequence, request.step)
-                self._cuts.clear()
+            with self._saves.settled(f"rolled back to step {request.step}"):
+                done = self._go_back(request)
             self.ended()
         return ShardRecovery(
             shard=self.shard,
@@ -182,6 +164,22 @@ class ShardServer:
             seconds=monotonic() - started,
             skipped=done.skipped,
         )
+
+    def _go_back(self, request: RollbackRequest) -> Restored:
+        plan = self._points.verify(request.sequence, request.crc)
+        with self._state:
+            self._runner.error = CprError(f"a rollback to step {request.step} did not end")
+        if self._books is not None:
+            self._books.invalidate()
+        done = self._points.restore(plan)
+        self._writer.rollback(plan.chains[0].head, info={"generation": request.generation})
+        with self._state:
+            self._runner.error = None
+            self._runner.generation = request.generation
+            self._runner.order.restart([request.step] * request.ranks)
+            self._runner.forget()
+            self._saves.restart(request.sequence, request.step)
+        return done
 
     def set_scalars(self, generation: int, incarnation: int, step: int, scalars: Mapping[str, float]) -> None:
         """Set hyperparameters, named as in `native_scalars`, from step `step` on.
@@ -201,17 +199,7 @@ class ShardServer:
         the step after. `committed` has the outcome. Raises ProtocolError (CutMissed: that step is past, or
         another cut is in flight), ValueError for a policy that shards don't have.
         """
-        check_policy(request.policy)
-        with self._state:
-            self._runner.check(Tag(request.generation, max(1, request.step), 0, request.incarnation))
-            if request.number in self._cuts:
-                return
-            cut = Cut(request, self._writer, self._tables)
-            self._runner.plan_cut(cut)
-            self._cuts[request.number] = cut
-            while len(self._cuts) > _REMEMBERED_CUTS:
-                self._cuts.popitem(last=False)
-        self._runner.advance()
+        self._saves.ask(request)
 
     def committed(self, number: int, timeout: float) -> Committed:
         """Return the commit of a cut, waiting up to `timeout` seconds.
@@ -219,28 +207,24 @@ class ShardServer:
         Raises CutMissed when it was given up or is not known to this life of the shard; TimeoutError; what
         the store raised. After FencedError, a newer life has the shard, and this one refuses all calls.
         """
-        with self._state:
-            cut = self._cuts.get(number)
-        if cut is None:
-            raise CutMissed(f"shard {self.shard}, incarnation {self.incarnation}: no cut {number}")
-        try:
-            return cut.result(timeout)
-        except FencedError as error:
-            with self._state:
-                self._runner.error = self._runner.error or error
-            raise
+        return self._saves.committed(number, timeout)
 
     def abandon(self, number: int, reason: str) -> None:
         """Give a cut up, unless it is committed or its commit is being named; its marks are merged back."""
-        with self._state:
-            cut = self._cuts.get(number)
-        if cut is not None:
-            cut.abandon(reason)
+        self._saves.abandon(number, reason)
+
+    def drain(self, seconds: float) -> Committed:
+        """Apply nothing any more and commit what is applied, within `seconds`: then the process may end.
+
+        Updates are taken and wait for the next life, to which clients send them again: nothing is lost. May
+        be repeated. It waits for a save in flight. Raises CutMissed, TimeoutError, what the store raises.
+        """
+        return self._saves.drain(seconds)
 
     def status(self) -> ShardStatus:
         """Return what there is to know, in whatever state it is."""
         with self._state:
-            runner, (sequence, step) = self._runner, self._newest_save()
+            runner, (sequence, step) = self._runner, self._saves.newest
             return ShardStatus(
                 shard=self.shard,
                 incarnation=self.incarnation,
@@ -266,10 +250,7 @@ class ShardServer:
 
     def close(self) -> None:
         """Give a cut in flight up and free the chain; a second call does nothing."""
-        for cut in list(self._cuts.values()):
-            cut.abandon("the shard ends")
-            cut.join(_CUT_SECONDS)
-        self._writer.close()
+        self._saves.close()
 
     # What the runner tells, and others ask
 
@@ -283,18 +264,10 @@ class ShardServer:
         if self._books is not None:
             with self._state:
                 watermarks, generation = self._runner.order.watermarks, self._runner.generation
-                saved = self._newest_save()[0]
+                saved = self._saves.newest[0]
             self._books.commit(
                 incarnation=self.incarnation,
                 generation=generation,
                 watermarks=watermarks,
                 saved=saved or None,
             )
-
-    def _newest_save(self) -> tuple[int, int]:
-        """Return sequence number and step of the newest save that is in the history; 0, 0 without."""
-        for cut in self._cuts.values():
-            done = cut.committed
-            if done is not None and done.sequence > self._saved[0]:
-                self._saved = (done.sequence, done.step)
-        return self._saved

@@ -74,6 +74,7 @@ class ClusterSpec:
     name have its rows, and steps go on from its step.
     `max_queued`: updates of one rank that wait for other ranks or for a cut. `lookup_seconds`: that a lookup
     waits at most. `threads`: of the engine of a shard, None for as many as it may use.
+    `compact`: a shard folds its chain when it has more increments (`CheckpointStore.writer`); None: never.
 
     Raises ValueError.
     """
@@ -95,6 +96,7 @@ class ClusterSpec:
     lookup_seconds: float = 60.0
     threads: int | None = None
     max_staging_bytes: int = DEFAULT_STAGING_BYTES
+    compact: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.tables) != len(self.trackers):

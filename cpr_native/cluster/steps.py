@@ -58,6 +58,7 @@ class StepRunner:
         self._fatal = fatal
         self._scheduled: dict[int, dict[str, Any]] = {}
         self._cut: Cut | None = None
+        self._paused = False
         self._readers = 0
         self._writing = False
 
@@ -216,7 +217,7 @@ class StepRunner:
         """
         while True:
             with self.state:
-                if self._writing or self.error is not None:
+                if self._writing or self._paused or self.error is not None:
                     return  # whoever writes goes on after it
                 cut = self._due_cut()
                 due = self.order.due()
@@ -225,7 +226,7 @@ class StepRunner:
                 self._begin_writing("an update")
             try:
                 if cut is not None:
-                    cut.begin({"generation": self.generation, "watermarks": list(self.order.watermarks)})
+                    self.begin_cut(cut)
                 elif due is not None:
                     self._apply(*due)
             except BaseException as error:
@@ -236,6 +237,14 @@ class StepRunner:
                 raise
             finally:
                 self._end_writing()
+
+    def begin_cut(self, cut: Cut) -> None:
+        """Take the snapshot of a cut now, while nothing else runs."""
+        cut.begin({"generation": self.generation, "watermarks": list(self.order.watermarks)})
+
+    def pause(self) -> None:
+        """Apply no step from now on; updates are taken and wait."""
+        self._paused = True
 
     def _apply(self, step: int, updates: list[RowGradients]) -> None:
         for at in sorted(at for at in self._scheduled if at <= step):

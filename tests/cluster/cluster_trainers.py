@@ -59,6 +59,12 @@ class Trainer:
         """Return no rows."""
         return RowIds(np.zeros(len(self.spec.tables), np.int64), np.zeros(0, np.int32))
 
+    @staticmethod
+    def nothing(spec: ClusterSpec) -> tuple[RowIds, NDArray[np.float32], NDArray[np.uint32]]:
+        """Return an update of no rows."""
+        rows = RowIds(np.zeros(len(spec.tables), np.int64), np.zeros(0, np.int32))
+        return rows, np.zeros(0, np.float32), np.zeros(0, np.uint32)
+
     def tag(self, shard: int, step: int) -> Tag:
         """Return the tag of a call."""
         return Tag(self.generation, step, self.rank, self.handles[shard].incarnation)
