@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,13 @@ class Trainer:
                 at += n
         return found
 
-    def send(self, step: int, rows: dict[str, NDArray[np.float32]]) -> None:
-        """Send the gradients of looked-up rows to every shard."""
+    def send(
+        self,
+        step: int,
+        rows: dict[str, NDArray[np.float32]],
+        told: Callable[[int, Any], object] = lambda *_: None,
+    ) -> None:
+        """Send the gradients of looked-up rows to every shard; `told`: of a shard and what it is sent."""
         unique = Unique.of(batch_of(self.spec, step, self.rank))
         gradients = {name: gradient_of(values, step, self.rank) for name, values in rows.items()}
         for shard in self.handles:
@@ -99,6 +104,7 @@ class Trainer:
                 for table, mask in zip(self.spec.tables, masks, strict=True)
             ]
             self.kept[shard][step] = (ids, np.concatenate(flat).astype(np.float32), times)
+            told(shard, self.kept[shard][step])
             self._certain(shard, lambda s=shard: self.resend(s))
 
     def resend(self, shard: int) -> None:
