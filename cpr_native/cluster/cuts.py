@@ -96,6 +96,11 @@ class Cut:
         return self._thread is not None
 
     @property
+    def abandoned(self) -> bool:
+        """Whether it was given up, though its thread may not have seen it yet."""
+        return self._reason is not None
+
+    @property
     def committed(self) -> Committed | None:
         """What was committed, None before and if it was given up."""
         return self._committed

@@ -23,6 +23,7 @@ from cpr_native.cluster.server import ShardServer
 from cpr_native.cluster.spec import ClusterSpec
 
 _STOP_SECONDS = 10.0
+_ATTEMPTS = 5
 _FATAL = 70  # exit status of a process whose rows are in doubt
 
 
@@ -220,13 +221,19 @@ class ProcessDirectory:
         with self._changed:
             if self._closed or not self._restarts or self._lives.get(shard) is not life:
                 return
-        with suppress(Exception):
-            self.start(shard)
+        for _ in range(_ATTEMPTS):  # a life may end while it recovers
+            try:
+                self.start(shard)
+            except ShardLost:
+                continue
+            except Exception:
+                return  # it would be the same again; `reconnect` raises it
+            return
 
     def start(self, shard: int) -> None:
         """Begin the next life of a shard, whether the one before has ended or not.
 
-        Raises what its constructor raises, and so does `reconnect` then; ShardLost, TimeoutError.
+        Raises what its constructor raises, and so does `reconnect` then; ShardLost when it ends before.
         """
         life = ProcessHandle(self.spec, shard)
         try:
@@ -234,7 +241,8 @@ class ProcessDirectory:
         except BaseException as error:
             life.stop()
             with self._changed:
-                self._failed[shard] = error
+                if not isinstance(error, ShardLost):
+                    self._failed[shard] = error
                 self._changed.notify_all()
             raise
         with self._changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cpr_native.cluster.asking import within
 from cpr_native.cluster.cuts import Cut, check_policy
@@ -16,6 +16,7 @@ from cpr_native.store.housekeeping import Housekeeping
 
 _REMEMBERED = 16
 _SECONDS = 60.0  # for a cut that was given up to end
+_ABANDONED_SECONDS = 2.0  # the same, when the next one is asked for
 _DRAIN = -1  # number of the cut that `drain` makes
 
 
@@ -40,6 +41,11 @@ class ShardSaves:
     def ask(self, request: CutRequest) -> None:
         """See `ShardServer.cut`."""
         check_policy(request.policy)
+        with self._runner.state:
+            flying = self._runner.cut
+        if flying is not None and flying.abandoned:
+            with suppress(TimeoutError):
+                flying.join(_ABANDONED_SECONDS)
         with self._runner.state:
             self._runner.check(Tag(request.generation, max(1, request.step), 0, request.incarnation))
             if request.number not in self._cuts:

@@ -11,6 +11,7 @@ from cluster.cluster_jobs import TIMEOUT, LocalTables
 from cluster.cluster_trainers import Job, Trainer, check_same, train
 
 from cpr_native.cluster.messages import RowIds, Tag, WrongGeneration
+from cpr_native.cluster.regroup import Regrouped, regroup
 from cpr_native.errors import CprError, NoCheckpointError
 
 
@@ -96,4 +97,26 @@ def test_a_new_group_of_trainers_goes_on_with_the_rows(tmp_path: Path) -> None:
     job.directory.kill(0)  # the next life knows the generation without being told
     with pytest.raises(WrongGeneration, match="expected 2, got 1"):
         job.trainers[1].reconnect(0)
+    job.close()
+
+
+def test_trainers_regroup_where_the_shards_are(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=2)
+    train(job.trainers, 1, 3)
+    rows = [trainer.look_up(4) for trainer in job.trainers]
+    job.trainers[0].send(4, rows[0])
+    job.trainers[1].handles = {0: job.trainers[1].handles[0]}  # rank 1 dies after it sent to shard 0 alone
+    job.trainers[1].send(4, rows[1])
+    group = regroup(job.handles, ranks=1, timeout=TIMEOUT)
+    assert group == Regrouped(generation=2, step=4, behind={0: 0, 1: 1, 2: 1})
+    alone = Trainer(
+        job.directory, job.spec, generation=2, acknowledged=dict.fromkeys(range(job.spec.shards), 4)
+    )
+    train([alone], 5, 6)
+    with pytest.raises(ValueError, match="expected at least 6, which a shard has applied, got 5"):
+        regroup(job.handles, ranks=1, step=5)
+    assert regroup(job.handles, ranks=3, step=9).generation == 3
+    job.directory.life(1).end()
+    with pytest.raises(CprError, match="a shard could not be asked: shard 1: ShardLost"):
+        regroup([job.directory.life(shard) for shard in range(3)], ranks=1)
     job.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster.cluster_jobs import OPTIMIZERS, LocalTables, spec_of
-from cluster.cluster_trainers import DENSE, Job, Trainer, check_same, train
+from cluster.cluster_trainers import DENSE, Job, Trainer, check_same, cluster_state, train
 
 from cpr_native.cluster.local import LocalDirectory
 from cpr_native.cluster.server import ShardServer
@@ -193,3 +193,55 @@ def test_a_damaged_or_lost_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError):
         ShardServer(spec_of(tmp_path / "new", shards=3, source=source), 0)
     assert CheckpointStore(tmp_path / "new").points() == []
+
+
+def test_a_job_of_one_process_becomes_a_cluster(tmp_path: Path) -> None:
+    """Its checkpoint has rows, optimizer state and scalars; tables of several dims lie in one collection."""
+    torch = pytest.importorskip("torch")
+    from cpr_native.config import EmbeddingBagConfig
+    from cpr_native.modules import EmbeddingBagCollection
+    from cpr_native.optim import Adam
+    from cpr_native.overhead import Costs
+    from cpr_native.overhead import Job as Planned
+    from cpr_native.policy import Full
+    from cpr_native.recovery import RecoveryManager
+
+    shapes = (("a", 61, 8), ("b", 3, 8), ("c", 40, 4))
+    model = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name])
+            for name, rows, dim in shapes
+        ],
+        optimizer=Adam(lr=0.05),
+        seed=11,
+    )
+    manager = RecoveryManager(
+        model,
+        CheckpointStore(tmp_path / "old"),
+        policy=Full(),
+        costs=Costs(save=0.1, load=0.1, reschedule=0.1),
+        job=Planned(total_hours=10.0, mtbf_hours=5.0, shards=5),
+        samples_per_hour=100,
+        total_samples=1000,
+    )
+    manager.start()
+    for step in range(4):
+        ids = torch.randint(0, 3, (3 * 4,), generator=torch.Generator().manual_seed(step))
+        model(ids, torch.arange(13)).square().sum().backward()
+        manager.step(samples=4)
+    manager.save(wait=True)
+    expected = {name: weight.detach().numpy().copy() for name, weight in model.named_parameters()}
+    manager.close()
+    spec = spec_of(
+        tmp_path / "new",
+        optimizer=Adam(lr=0.01),
+        source=Source.newest(str(tmp_path / "old")),
+        placement=rows_staggered(spec_of(tmp_path / "x").schema, 4),
+    )
+    directory = LocalDirectory(spec)
+    for (name, _, _), weight in zip(shapes, expected.values(), strict=True):
+        assert np.array_equal(cluster_state(directory, spec, name)["weight"], weight)
+    scalars = directory.life(0).server._tables.scalars()
+    assert (scalars["step"], scalars["learning_rate"], scalars["beta2"]) == (4, 0.05, 0.999)
+    assert directory.life(3).server.status().watermarks == (4,)
+    directory.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from cpr_native.cluster.messages import (
     WrongIncarnation,
 )
 from cpr_native.cluster.server import ShardServer
+from cpr_native.config import DataType
 from cpr_native.store import Placement
 
 
@@ -41,6 +43,18 @@ def test_one_trainer_has_the_bits_of_a_local_collection(tmp_path: Path, optimize
     for step in range(1, 13):
         local.step(step)
     check_same(directory, spec, local, ("weight", "state", "count", "dirty"))
+    directory.close()
+
+
+@pytest.mark.parametrize("dtype", [DataType.FP16, DataType.BF16])
+def test_half_precision_is_rounded_as_in_a_local_collection(tmp_path: Path, dtype: DataType) -> None:
+    spec = spec_of(tmp_path, optimizer=OPTIMIZERS["adam"])
+    spec = replace(spec, tables=tuple(replace(table, data_type=dtype) for table in spec.tables))
+    local, directory = LocalTables(spec), LocalDirectory(spec)
+    train([Trainer(directory, spec)], 1, 8)
+    for step in range(1, 9):
+        local.step(step)
+    check_same(directory, spec, local)
     directory.close()
 
 
