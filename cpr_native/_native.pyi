@@ -336,7 +336,7 @@ class Collection:
         ids: TensorRef,
         offsets: TensorRef | None,
         per_sample_weights: TensorRef | None,
-        out: TensorRef,
+        out: TensorRef | None,
         *,
         threads: int,
         keep: bool,
@@ -348,7 +348,8 @@ class Collection:
         `out` and `per_sample_weights` are float32, for float64 tables float64.
         `ids`: int32 or int64 [n], feature-major; `offsets`: int32 or int64 [features * batch + 1], or None
         with `ids_per_bag`; `per_sample_weights`: [n]. Without pooling `offsets` are [features + 1], where
-        each feature's ids begin, and `out` and the gradient of `update` are [n, output_dim]. Raises
+        each feature's ids begin, and `out` and the gradient of `update` are [n, output_dim]; no `out`: rows
+        are not read, for an update that needs none. Raises
         IndexError for an id, ValueError for offsets or shapes, TypeError for a dtype; nothing is counted
         then.
         """

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cpr_native._native import Batch, Collection, Region, Selection, Snapshot
 from cpr_native._tensor import describe
 from cpr_native.cluster.engines import build_engine
+from cpr_native.cluster.memory import RecycledFloats
 from cpr_native.cluster.messages import RowIds
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.combined import CombinedEngine, CombinedSnapshot
@@ -49,6 +50,7 @@ class ShardTables:
         self.spec = spec
         self.shard = shard
         self.threads = spec.threads or len(os.sched_getaffinity(0))
+        self._answers = RecycledFloats()
         self._dims = spec.dims
         self._sizes = spec.sizes(shard)
         begins = spec.begins(shard)
@@ -141,7 +143,7 @@ class ShardTables:
 
     def lookup(self, rows: RowIds) -> NDArray[np.float32]:
         """Return the rows, float32, flat, table after table; `rows` were checked."""
-        out = np.empty(rows.size(self._dims), np.float32)
+        out = self._answers.take(rows.size(self._dims))
         if len(self._groups) == 1:
             group = self._groups[0]
             _look_up(group, rows.rows, self._offsets(group, rows), out, self.threads, keep=False)
@@ -167,8 +169,7 @@ class ShardTables:
         done = True
         for group in self._groups:
             ids, offsets, gradient, multiplicity = self._joined(group, parts)
-            scratch = np.empty(len(ids) * group.dim, np.float32)
-            batch = _look_up(group, ids, offsets, scratch, self.threads, keep=True)
+            batch = _look_up(group, ids, offsets, None, self.threads, keep=True)
             assert batch is not None
             done &= group.engine.update(
                 batch,
@@ -285,7 +286,7 @@ def _look_up(
     group: _Group,
     ids: NDArray[np.int32],
     offsets: NDArray[np.int64],
-    out: NDArray[np.float32],
+    out: NDArray[np.float32] | None,
     threads: int,
     *,
     keep: bool,
@@ -294,7 +295,7 @@ def _look_up(
         describe(ids),
         describe(offsets),
         None,
-        describe(out.reshape(-1, group.dim)),
+        None if out is None else describe(out.reshape(-1, group.dim)),
         threads=threads,
         keep=keep,
     )

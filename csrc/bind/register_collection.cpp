@@ -84,8 +84,8 @@ std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables
 }
 
 std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::optional<TensorRef>& offsets,
-                              const std::optional<TensorRef>& weights, const TensorRef& out, int threads, bool keep,
-                              int64_t ids_per_bag) {
+                              const std::optional<TensorRef>& weights, const std::optional<TensorRef>& out, int threads,
+                              bool keep, int64_t ids_per_bag) {
   LookupInput in;
   in.ids_are_64bit = is_64bit(ids, "ids");
   in.ids = reinterpret_cast<const void*>(ids.address);
@@ -93,10 +93,14 @@ std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::op
   in.num_ids = ids.size();
   require(in.num_ids < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(in.num_ids));
   const int64_t features = c.num_features();
-  require(out.shape.size() == 2, "out: expected two dimensions, got shape " + describe(out.shape));
-  in.batch_size = out.shape[0];
-  in.out = data_as(out, "out", outer_dtype(c));
-  check_shape(out, "out", {in.batch_size, c.output_dim()});
+  in.batch_size = in.num_ids;
+  require(out.has_value() || c.unpooled(), "out: expected memory, unless there is no pooling; got none");
+  if (out.has_value()) {
+    require(out->shape.size() == 2, "out: expected two dimensions, got shape " + describe(out->shape));
+    in.batch_size = out->shape[0];
+    in.out = data_as(*out, "out", outer_dtype(c));
+    check_shape(*out, "out", {in.batch_size, c.output_dim()});
+  }
   if (offsets.has_value()) {
     in.offsets_are_64bit = is_64bit(*offsets, "offsets");
     in.offsets = reinterpret_cast<const void*>(offsets->address);

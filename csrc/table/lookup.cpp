@@ -107,7 +107,7 @@ std::shared_ptr<Batch> Collection::lookup(const LookupInput& in) {
                             log2_period_};
     task.bad_position = cpu::kernels().read_ids(in.ids, in.ids_are_64bit, offsets[0], offsets[work.bags],
                                                 work.table.num_rows, sample, buffers.keys.data());
-    if (task.bad_position < 0) cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
+    if (task.bad_position < 0 && in.out != nullptr) cpu::kernels().pool(work, sums.data() + thread * sums_per_thread);
   });
   batch->unit_bags = true;
   for (const Task& task : tasks) {

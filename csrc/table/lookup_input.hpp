@@ -16,8 +16,8 @@ struct LookupInput {
   int64_t ids_per_bag = 0;
   int64_t batch_size = 0;
   const void* per_sample_weights = nullptr;  // float, double for float64 tables
-  void* out = nullptr;                       // [batch_size, output_dim], likewise
-  bool keep = true;                          // for an update: draws the sampled accesses of the step
+  void* out = nullptr;  // [batch_size, output_dim], likewise; without pooling nullptr: nothing is read
+  bool keep = true;     // for an update: draws the sampled accesses of the step
   int threads = 1;
 };
 

@@ -84,6 +84,32 @@ def test_same_bits_as_pooled_bags_of_one_id(dtype: str, threads: int) -> None:
         np.testing.assert_array_equal(ours.sampled_rows(table), bags.sampled_rows(table))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_update_of_rows_that_were_not_read(threads: int) -> None:
+    """Without memory for them: the same checks and the same step."""
+    read, unread = collection(), collection()
+    for step, counts in enumerate([(9000, 700, 4321), (0, 5, 1), (0, 0, 0)]):
+        ids, begins = random_ids(counts, step)
+        grad = np.random.default_rng(step).standard_normal((len(ids), DIM)).astype(np.float32)
+        _, batch = look_up(read, ids, begins)
+        kept = unread.lookup(describe(ids), describe(begins), None, None, threads=threads, keep=True)
+        assert kept is not None
+        assert (kept.num_ids, kept.batch_size) == (batch.num_ids, batch.batch_size)
+        assert read.update(batch, describe(grad), threads=threads)
+        assert unread.update(kept, describe(grad), threads=threads)
+    for table in range(2):
+        assert read.weight(table).tobytes() == unread.weight(table).tobytes()
+        np.testing.assert_array_equal(read.state(table), unread.state(table))
+        np.testing.assert_array_equal(read.trackers(table), unread.trackers(table))
+        np.testing.assert_array_equal(read.sampled_rows(table), unread.sampled_rows(table))
+    bad, begins = np.array([1, ROWS[0]]), np.array([0, 2, 2, 2])
+    with pytest.raises(IndexError, match="got id 3000 at position 1"):
+        unread.lookup(describe(bad), describe(begins), None, None, threads=threads, keep=True)
+    pooled = collection(pooling="sum")
+    with pytest.raises(ValueError, match="out: expected memory, unless there is no pooling; got none"):
+        pooled.lookup(describe(bad), describe(begins), None, None, threads=threads, keep=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_gradient_of_each_table(dtype: str) -> None:
     engine = collection("none", dtype=dtype)
