@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.cluster.scratch import Scratch
 from cpr_native.cluster.tables import RowGradients, ShardTables
 
 
@@ -25,19 +26,25 @@ class KeptRows:
     state: NDArray[np.float32] | None
 
     @classmethod
-    def room(cls, engine: Collection, table: int, rows: NDArray[np.int64]) -> KeptRows:
-        """Return memory for `rows`."""
-        weight = np.empty((len(rows), engine.tables[table].embedding_dim), engine.weight(table).dtype)
+    def room(
+        cls, engine: Collection, table: int, rows: NDArray[np.int64], scratch: Scratch | None = None
+    ) -> KeptRows:
+        """Return memory for `rows`, of `scratch` if there is one."""
+        take = Scratch().take if scratch is None else scratch.take
+        weights = engine.weight(table)
+        weight = take((len(rows), weights.shape[1]), weights.dtype)
         columns = engine.state_columns(table)
         shape = (len(rows),) if columns == 1 else (len(rows), columns)
-        return cls(engine, table, rows, weight, np.empty(shape, np.float32) if columns else None)
+        return cls(engine, table, rows, weight, take(shape, np.float32) if columns else None)
 
     @classmethod
-    def of(cls, engine: Collection, table: int, rows: NDArray[np.int64]) -> KeptRows:
-        """Return `rows` as they are now."""
-        kept = cls.room(engine, table, rows)
+    def of(
+        cls, engine: Collection, table: int, rows: NDArray[np.int64], scratch: Scratch, threads: int
+    ) -> KeptRows:
+        """Return `rows` as they are now, valid until `scratch` is cleared."""
+        kept = cls.room(engine, table, rows, scratch)
         state = None if kept.state is None else describe(kept.state)
-        engine.copy_rows(table, describe(rows), describe(kept.weight), state)
+        engine.copy_rows(table, describe(rows), describe(kept.weight), state, threads=threads)
         return kept
 
     def put_back(self) -> None:
@@ -51,8 +58,14 @@ class KeptRows:
         return [self.rows, self.weight, *([] if self.state is None else [self.state])]
 
 
-def rows_to_write(tables: ShardTables, updates: Sequence[RowGradients]) -> list[tuple[int, KeptRows]]:
-    """Return copies of the rows that `tables.update(updates)` would write, with their table in the spec."""
+def rows_to_write(
+    tables: ShardTables, updates: Sequence[RowGradients], scratch: Scratch
+) -> list[tuple[int, KeptRows]]:
+    """Return copies of the rows that `tables.update(updates)` would write, with their table in the spec.
+
+    They are valid until the next call with the same `scratch`.
+    """
+    scratch.clear()
     found = []
     offsets = [update.rows.offsets for update in updates]
     for engine, table, index in tables.members:
@@ -62,7 +75,7 @@ def rows_to_write(tables: ShardTables, updates: Sequence[RowGradients]) -> list[
         local = rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
         if len(local):
             ids = local.astype(np.int64) + engine.tables[table].row_offset
-            found.append((index, KeptRows.of(engine, table, ids)))
+            found.append((index, KeptRows.of(engine, table, ids, scratch, tables.threads)))
     return found
 
 

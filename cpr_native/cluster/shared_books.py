@@ -9,6 +9,7 @@ from typing import Any
 
 from cpr_native._tensor import describe
 from cpr_native.cluster.kept_rows import KeptRows, parse, rows_to_write
+from cpr_native.cluster.scratch import Scratch
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.cluster.tables import RowGradients, ShardTables
 from cpr_native.errors import CorruptionError, LockedError
@@ -45,10 +46,11 @@ class SharedBooks:
         self._run = run
         self._books: dict[str, Any] = {}
         self._kept: list[KeptRows] = []
+        self._scratch = Scratch()
 
     def begins(self, updates: Sequence[RowGradients]) -> None:
         """Keep the rows that `updates` are about to write, until the next commit. Raises as `commit`."""
-        kept = rows_to_write(self._tables, updates)
+        kept = rows_to_write(self._tables, updates, self._scratch)
         books = {**self._books, "kept": [(index, len(rows.rows)) for index, rows in kept]}
         tensors = [describe(array) for _, rows in kept for array in rows.arrays]
         self._memory.region.commit(json.dumps(books).encode(), tensors, ends_step=False)

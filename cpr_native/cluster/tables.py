@@ -221,11 +221,8 @@ class ShardTables:
     @property
     def members(self) -> list[tuple[Collection, int, int]]:
         """Of each table: its collection, its number there and its number in the spec."""
-        return [
-            (group.engine, number, index)
-            for group in self._groups
-            for number, index in enumerate(group.members)
-        ]
+        groups = self._groups
+        return [(group.engine, i, index) for group in groups for i, index in enumerate(group.members)]
 
     def dirty(self) -> dict[str, int]:
         """Return the number of dirty rows of each table."""
