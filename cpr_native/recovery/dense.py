@@ -14,7 +14,10 @@ import torch
 
 from cpr_native.modules import EmbeddingFusedOptimizer
 from cpr_native.recovery import optimizers
+from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.optimizers import RowStates, class_of
+
+_OF_EACH = ("rng", "position")  # of every process, the rest is the same in all
 
 
 @runtime_checkable
@@ -61,7 +64,8 @@ class DenseState:
     `model`: its parameters and buffers except `table_keys` (keys of `model.state_dict()` that the engine
     owns); `optimizer`: of the dense parameters, or None; `loader`: gives the data position, or None;
     `app_state`: whatever else has state, by name; `row_states`: torch optimizers whose state of a table row
-    is saved with the row; one alone is the dense optimizer too where none is given. Raises TypeError for an
+    is saved with the row; one alone is the dense optimizer too where none is given; `gang`: the RNG and data
+    position of each of its processes are saved, all else is the same in all. Raises TypeError for an
     `app_state` that isn't that, ValueError for a fused optimizer of tables among them: it is saved with the
     rows.
     """
@@ -75,6 +79,7 @@ class DenseState:
         loader: Stateful | None,
         app_state: Mapping[str, Stateful] | None = None,
         row_states: RowStates | None = None,
+        gang: Gang | None = None,
     ) -> None:
         check_optimizer(optimizer)
         check_app_state(app_state or {})
@@ -84,6 +89,7 @@ class DenseState:
         self.loader = loader
         self.app_state = dict(app_state or {})
         self._row_states = row_states
+        self._gang = gang
         if optimizer is None and row_states is not None and len(row_states.optimizers) == 1:
             self.optimizer = row_states.optimizers[0]
 
@@ -99,7 +105,18 @@ class DenseState:
 
     def capture(self) -> dict[str, Any]:
         """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others."""
+        state = self.alone()
+        if self._gang is not None:
+            state["shards"] = self._gang.gather({name: state[name] for name in _OF_EACH})
+        return state
+
+    def alone(self) -> dict[str, Any]:
+        """Return what `capture` does, of this process alone."""
         return {**copy.deepcopy(self.aliased()), "rng": rng_state()}
+
+    def own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state of `capture` with what is this process's own in the place of the first one's."""
+        return state if self._gang is None else {**state, **state["shards"][self._gang.shard]}
 
     def aliased(self) -> dict[str, Any]:
         """Return what `capture` copies, less the RNG, as it is: it changes with the next step."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.progress import Progress
 from cpr_native.recovery.report import RecoveryReport
-from cpr_native.recovery.shared_state import SharedState
+from cpr_native.recovery.shared_state import Left, SharedState
 from cpr_native.shard import Restored, Shard
 from cpr_native.store import CheckpointStore
 
@@ -55,8 +55,14 @@ class Lasting(Progress):
     def _reattached(self, started: float) -> RecoveryReport | None:
         """Go on with what a process left in shared memory; None, with nothing changed, if that can't be."""
         left = None if self._shared is None else self._shared.find(self._store)
-        if self._shared is None or left is None:
+        if left is None:
             return None
+        every = tuple(range(len(self.shards)))
+        return self._go_on(left, lambda doubtful: self._report(every, started, [], **doubtful))
+
+    def _go_on(self, left: Left, report: Callable[[dict[str, Any]], RecoveryReport]) -> RecoveryReport:
+        """Go on with what was left; `report` makes the report of it from its fields."""
+        assert self._shared is not None
         self._tables.sync()
         self._saves.open(self._store, counts=False)
         try:
@@ -68,11 +74,10 @@ class Lasting(Progress):
         self.steps, self.samples = left.books["steps"], left.books["samples"]
         self._losses.reattached(left.books["pls"])
         self.pace.load_state_dict(left.books["pace"])
-        failed = tuple(range(len(self.shards)))
-        report = self._report(failed, started, [], mode="reattached", restart=True, doubtful_rows=doubtful)
+        made = report({"mode": "reattached", "restart": True, "doubtful_rows": doubtful})
         self.pace.last = left.books["last_due"]
         self._shared.commit(self._books(), ends_step=False)
-        return report
+        return made
 
     def _report(
         self, failed: tuple[int, ...], started: float, restored: Sequence[Restored], **fields: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.ledger import LookupLedger
 
 
@@ -13,11 +14,13 @@ class Losses:
 
     Saving everything, that is the paper's portion of lost samples but for how evenly the shards are used. It
     predicts the loss of quality better (docs/results/cpr.md), and a priority policy has no last complete save
-    to count samples from. `ledger`: counts lookups; `total_samples`: of the whole job.
+    to count samples from. `ledger`: counts lookups; `total_samples`: of the whole job; `gang`: its processes
+    count the lookups of their shard each, and enter every loss together.
     """
 
-    def __init__(self, ledger: LookupLedger, *, total_samples: int) -> None:
+    def __init__(self, ledger: LookupLedger, *, total_samples: int, gang: Gang | None = None) -> None:
         self._ledger = ledger
+        self._gang = gang
         self._total_samples = total_samples
         self._pls = 0.0
 
@@ -28,8 +31,18 @@ class Losses:
 
     def shards_lost(self, failed: Sequence[int], *, samples: int) -> tuple[int, float]:
         """Enter a partial recovery after `samples` samples; return the lookups lost and what it added."""
-        lookups = self._ledger.lose(failed)
-        return lookups, self._add(lookups, samples)
+        return self._add(self._ledger.lose(failed), samples)
+
+    def own_shard_lost(self, info: Mapping[str, Any], *, at: int, samples: int) -> tuple[int, float]:
+        """Enter the loss of the shard of this process, whose ledger died with it, after `samples` samples.
+
+        `info`: of its newest commit, after `at` samples. Lookups since then are taken to have come as fast as
+        those before: an estimate. Returns what `shards_lost` does.
+        """
+        total = info.get("lookups", 0)
+        since = round(total / at * (samples - at)) if at else 0
+        self._ledger.rewind(total + since)
+        return self._add(info.get("unsaved_lookups", 0) + since, samples)
 
     def restarted(self, info: Mapping[str, Any], *, samples: int) -> tuple[int, float]:
         """Enter a restart from the commit with `info`; return what `shards_lost` does.
@@ -37,14 +50,16 @@ class Losses:
         Only lookups before that commit that no commit contains are lost: later ones are trained again.
         """
         self._pls = info["pls"]
-        lookups: int = info["unsaved_lookups"]
-        return lookups, self._add(lookups, samples)
+        return self._add(info["unsaved_lookups"], samples)
 
     def reattached(self, pls: float) -> None:
         """Go on from a PLS of before: nothing was lost."""
         self._pls = pls
 
-    def _add(self, lookups: int, samples: int) -> float:
-        pls = self._ledger.fraction(lookups) * samples / self._total_samples
+    def _add(self, lookups: int, samples: int) -> tuple[int, float]:
+        total = self._ledger.total
+        if self._gang is not None:
+            lookups, total = (sum(each) for each in zip(*self._gang.gather((lookups, total)), strict=True))
+        pls = lookups / total * samples / self._total_samples if total else 0.0
         self._pls += pls
-        return pls
+        return lookups, pls

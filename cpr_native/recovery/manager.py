@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import index
-from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -16,19 +14,20 @@ from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
-from cpr_native.recovery.lasting import Lasting
+from cpr_native.recovery.gang import gang_of
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.progress import pace_of
-from cpr_native.recovery.report import RecoveryReport
-from cpr_native.recovery.saves import Cut, Saves
+from cpr_native.recovery.recovering import Recovering
+from cpr_native.recovery.report import Cut, RecoveryReport
+from cpr_native.recovery.saves import Saves
 from cpr_native.recovery.shared_state import SharedState
 from cpr_native.shard import Shard, make_shards
 from cpr_native.shared import SharedMemory
-from cpr_native.store import CheckpointStore, RestorePoint
+from cpr_native.store import CheckpointStore
 
 
-class RecoveryManager(Lasting):
+class RecoveryManager(Recovering):
     """Save a model when due, in the background, and recover it after a failure of some shards.
 
     `model`: holds embedding modules of this package, any number of any kind, with one kind of optimizer, or
@@ -44,7 +43,9 @@ class RecoveryManager(Lasting):
     priority saves, which a recovery gives back within a bound (None: to the bit); `loop`: plans the interval
     anew after each save and recovery, for a target PLS or, by `IterationLoop` and with `Scar`, interval and
     fraction from the losses that `observe` is told (see `pace.loop`; its state is in each commit); `shared`:
-    what all tables were built in, where each `step` leaves the job for the next process (see `SharedMemory`).
+    what all tables were built in, where each `step` leaves the job for the next process (see `SharedMemory`);
+    `shard`, `shards`: rank and size of the `torch.distributed` job whose every process holds other tables,
+    those of one shard, and makes a manager with the same settings (see `Recovering`).
     Cuts are step numbers: no clock decides anything.
     The tables' fused optimizer is saved with the rows, all its scalars too (learning rate, steps,
     `grad_scale`, ...); full recovery puts them back, partial leaves them.
@@ -76,10 +77,13 @@ class RecoveryManager(Lasting):
         quantise: int | None = None,
         loop: ClosedLoop | IterationLoop | None = None,
         shared: SharedMemory | None = None,
+        shard: int | None = None,
+        shards: int | None = None,
     ) -> None:
         if samples_per_hour is not None and not 0 < samples_per_hour < math.inf:
             raise ValueError(f"samples_per_hour must be finite and above 0, got {samples_per_hour}")
-        self._tables = TrainedCollection(model)
+        self._gang = gang_of(shard, shards, job)
+        self._tables = TrainedCollection(model, self._gang)
         self.plan: Plan = plan(job, costs, target_pls, fraction=policy.fraction)
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
         chosen: Policy = Full() if falls_back else policy
@@ -94,16 +98,12 @@ class RecoveryManager(Lasting):
         self._store = store
         self._placement = self._tables.placement(job.shards)
         self.shards: tuple[Shard, ...] = make_shards(
-            self._tables.engine, store, self._tables.schema, self._placement
+            self._tables.engine, store, self._tables.own, self._placement
         )
         self._dense = DenseState(
-            model,
-            self._tables.keys,
-            optimizer=dense_optimizer,
-            loader=loader,
-            app_state=app_state,
-            row_states=self._tables.row_states,
-        )
+            model, self._tables.keys, optimizer=dense_optimizer, loader=loader, app_state=app_state,
+            row_states=self._tables.row_states, gang=self._gang,
+        )  # fmt: skip
         self._shared = None if shared is None else SharedState(shared, self._tables, self._dense)
         ledger = LookupLedger(job.shards)
         self.pace = pace_of(
@@ -114,9 +114,9 @@ class RecoveryManager(Lasting):
             self._tables, self._dense, chosen, self._placement,
             ledger if chosen.recovery == "partial" else None,
             background=background, keep=keep, compact=compact, quantise=quantise,
-            distances=self.pace.distances,
+            distances=self.pace.distances, gang=self._gang,
         )  # fmt: skip
-        self._losses = Losses(ledger, total_samples=total_samples)
+        self._losses = Losses(ledger, total_samples=total_samples, gang=self._gang)
         self._half = restore.HalfRestored()
         self.recoveries: list[RecoveryReport] = []
         self.steps = 0
@@ -193,7 +193,7 @@ class RecoveryManager(Lasting):
         if self.running:
             self.flush()
             self._half.check()
-            if self._saves.exact_step != self.steps:
+            if self._anywhere(self._saves.exact_step != self.steps):
                 self._saves.begin("delta", "close", self._cut())
                 self.flush()
             self._leave()
@@ -211,86 +211,3 @@ class RecoveryManager(Lasting):
             self.close()
         else:
             self._saves.close()
-
-    def recover(self, failed_shards: Sequence[int]) -> RecoveryReport:
-        """Discard the rows of `failed_shards` in memory and recover as the policy says.
-
-        Settles the save in flight first. Partial: their rows go back to the newest committed ones,
-        everything else stays. Full: all rows, dense parameters, optimizer, RNG and data position go back to
-        the newest exact point, a rollback is committed, and training replays from there. Raises ValueError
-        or IndexError for wrong shards, and CorruptionError, NoCheckpointError or OSError when the
-        checkpoint cannot be read: nothing is changed then. If it is interrupted or a file is damaged
-        while it is read for the second time, rows are half restored: `step`, `save` and `close` raise until
-        `recover` has succeeded for those shards, which it includes by itself.
-        """
-        writer = self._saves.require_writer()
-        wanted = restore.check_shards(failed_shards, len(self.shards))
-        failed = tuple(sorted({*wanted, *self._half.shards}))
-        self._saves.settle()
-        self._tables.sync()
-        started = perf_counter()
-        with writer.paused():  # no file goes away that is being read
-            if self.policy.recovery == "partial":
-                report = self._recover_partial(failed, started)
-            else:
-                report = self._rewind(self._store.latest("exact"), failed, started)
-        self._leave()
-        return report
-
-    def resume(self, *, required: bool = False) -> RecoveryReport | None:
-        """Go on in a new process or with a new model object: from `shared` memory, else from the store.
-
-        Tables in shared memory are as the process before left them, and so is all else of its last step,
-        unless the report says why they were `refused`. From the newest intact state of the store it restores
-        rows, dense state, optimizer, RNG and data position: the newest exact point, or under a
-        partial policy the newest rows of every commit. None when nothing was ever committed, or with
-        `required` NoCheckpointError. Raises NoCheckpointError when there are commits but none is intact,
-        SchemaMismatchError for another model's.
-        """
-        if self.running:
-            raise ValueError("resume() goes before start() and step()")
-        report = self._reattached(perf_counter())
-        if report is not None:
-            return report
-        if not required and not restore.holds_commits(self._store):
-            return None
-        self._tables.sync()
-        started = perf_counter()
-        mode = restore.mode_of(self.policy.recovery)
-        point = self._store.latest(mode, schema=self._tables.schema, placement=self._placement)
-        self._saves.open(self._store)
-        try:
-            report = self._rewind(point, tuple(range(len(self.shards))), started, restart=True)
-            self._leave()
-            return report
-        except BaseException:
-            self._saves.close()
-            raise
-
-    def _rewind(
-        self, point: RestorePoint, failed: tuple[int, ...], started: float, *, restart: bool = False
-    ) -> RecoveryReport:
-        """Put everything back to `point` and go on from its position."""
-        writer = self._saves.require_writer()
-        self._invalidate()
-        restored = restore.restore_point(
-            point, writer, self._tables, self._dense, self.shards, failed, self._half, restart=restart
-        )
-        fields: dict[str, Any] = {"lost_samples": self.samples - point.samples}
-        self.steps, self.samples = point.step, point.samples
-        cut = Cut(step=point.step, samples=point.samples, info=point.info, commit=point.sequence)
-        self._saves.rewind(cut, exact=point.kind != "priority")
-        if restored.broken:
-            self._saves.require_base()
-        if restart:
-            lookups, pls = self._losses.restarted(point.info, samples=point.samples)
-            self.pace.load_state_dict(point.info)
-            fields = {"restart": True, "lost_lookups": lookups, "pls": pls, "refused": self._refused}
-        return self._report(failed, started, [restored], mode="full", **fields)
-
-    def _recover_partial(self, failed: tuple[int, ...], started: float) -> RecoveryReport:
-        self._invalidate()
-        restored = restore.restore_shards(self.shards, failed, self._half)
-        self._saves.restored(restored, [self.shards[number] for number in failed])
-        lookups, pls = self._losses.shards_lost(failed, samples=self.samples)
-        return self._report(failed, started, restored, mode="partial", lost_lookups=lookups, pls=pls)

@@ -1,10 +1,10 @@
-"""What the recovery manager reports: one record per save and one per recovery."""
+"""What the recovery manager reports: one record per save and one per recovery; and where a job stands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,19 @@ from cpr_native.overhead import Recovery
 from cpr_native.policy import SaveKind
 
 SaveReason = Literal["start", "due", "requested", "close"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A step boundary: steps and samples trained so far, and what a commit notes about it (JSON values).
+
+    `commit`: the sequence number of the one that was restored there, if one was.
+    """
+
+    step: int
+    samples: int
+    info: Mapping[str, Any]
+    commit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

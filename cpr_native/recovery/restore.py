@@ -13,9 +13,11 @@ from cpr_native.errors import CprError
 from cpr_native.overhead import Recovery
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, decode
+from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.report import RecoveryReport
 from cpr_native.shard import Restored, Shard, restore_rows
 from cpr_native.store import CheckpointStore, RestorePoint, StoreWriter
+from cpr_native.store.part_writer import PartWriter
 from cpr_native.store.restore import Mode
 
 _NOTES = ("due_saves", "lookups", "pls", "unsaved_lookups")
@@ -45,7 +47,7 @@ class HalfRestored:
 
 def restore_point(
     point: RestorePoint,
-    writer: StoreWriter,
+    writer: StoreWriter | PartWriter,
     tables: TrainedCollection,
     dense: DenseState,
     shards: Sequence[Shard],
@@ -53,15 +55,16 @@ def restore_point(
     half: HalfRestored,
     *,
     restart: bool,
+    gang: Gang | None = None,
 ) -> Restored:
     """Put all rows, optimizer scalars and dense state back to `point`; `failed` shards lose their rows first.
 
     Everything is read and checked and the rollback is committed before memory changes. `restart`: the
-    dirty bits died with the process. Raises CorruptionError, OSError or ValueError (another model's dense
-    state, another loader's position, a save that no manager made) with nothing changed in memory, unless
-    `half` says so.
+    dirty bits died with the process; `gang`: its processes do so together, each with its shard. Raises
+    CorruptionError, OSError or ValueError (another model's dense state, another loader's position, a save
+    that no manager made) with nothing changed in memory, unless `half` says so.
     """
-    plan = point.plan()
+    plan = point.plan(None if gang is None else [gang.shard])
     plan.verify()
     saved = point.dense()
     missing = [name for name in _NOTES if name not in point.info] + ["state"] * ("state" not in saved)
@@ -70,14 +73,19 @@ def restore_point(
             f"{point.directory.path}: commit {point.sequence} was not made by a RecoveryManager: it has no "
             f"{', '.join(missing)}"
         )
-    state = decode(bytes(saved["state"]))
+    state = dense.own(decode(bytes(saved["state"])))
     dense.check(state)
-    writer.rollback(point)
+    if isinstance(writer, PartWriter):
+        assert gang is not None
+        writer.rollback(point, gang.meet)
+    else:
+        writer.rollback(point)
     with half.writing(failed):
         dense.restore(state)
         tables.module.sync()
-        for number in failed:
-            shards[number].discard()
+        for shard in shards:
+            if shard.number in failed:
+                shard.discard()
         ranges = [row_range for shard in shards for row_range in shard.ranges]
         restored = restore_rows(tables.engine, ranges, plan, dirty="priority" if restart else "clear")
         tables.module.load_optimizer_scalars(point.engine)
@@ -105,20 +113,23 @@ def check_empty(store: CheckpointStore) -> None:
         )
 
 
-def restore_shards(shards: Sequence[Shard], failed: Sequence[int], half: HalfRestored) -> list[Restored]:
+def restore_shards(
+    shards: Sequence[Shard], failed: Sequence[int], half: HalfRestored, *, restart: bool = False
+) -> list[Restored]:
     """Discard the rows of `failed` shards and put them back to their newest commits; no other row is touched.
 
-    All their files are verified before the first row is discarded. Raises CorruptionError,
-    NoCheckpointError or OSError with nothing changed, unless `half` says so.
+    `restart`: their dirty bits died with the process. All their files are verified before the first row is
+    discarded. Raises CorruptionError, NoCheckpointError or OSError with nothing changed, unless `half` says
+    so.
     """
-    plans = {number: shards[number].plan() for number in failed}
-    for plan in plans.values():
+    plans = [(shard, shard.plan()) for shard in shards if shard.number in failed]
+    for _, plan in plans:
         plan.verify()
     restored = []
     with half.writing(failed):
-        for number, plan in plans.items():
-            shards[number].discard()
-            restored.append(shards[number].restore(plan))
+        for shard, plan in plans:
+            shard.discard()
+            restored.append(shard.restore(plan, restart=restart))
     return restored
 
 

@@ -19,6 +19,7 @@ from cpr_native.recovery.report import SaveReason, SaveReport
 if TYPE_CHECKING:
     from cpr_native.policy import SaveKind
     from cpr_native.store import Save
+    from cpr_native.store.part_writer import PartSave
 
 
 @dataclass(kw_only=True)
@@ -33,7 +34,7 @@ class PendingSave:
     step: int
     samples: int
     snapshot: Snapshot | CombinedSnapshot
-    save: Save
+    save: Save | PartSave
     dense: dict[str, Any]
     info: dict[str, Any]
     unsaved: NDArray[np.int64] | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -13,28 +12,18 @@ from numpy.typing import NDArray
 from cpr_native.policy import Policy, SaveKind, clears_dirty
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState
+from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.last_saved import LastSaved, Priorities
 from cpr_native.recovery.ledger import LookupLedger
-from cpr_native.recovery.report import SaveReason, SaveReport
+from cpr_native.recovery.opening import open_writer
+from cpr_native.recovery.report import Cut, SaveReason, SaveReport
 from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
 from cpr_native.recovery.shared_state import Left, exact_of
 from cpr_native.shard import Restored, Shard
 from cpr_native.store import CheckpointStore, Placement, StoreWriter
 from cpr_native.store.checks import check_count
+from cpr_native.store.part_writer import PartWriter
 from cpr_native.store.quantise import check_bits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """A step boundary: steps and samples trained so far, and what a commit notes about it (JSON values).
-
-    `commit`: the sequence number of the one that was restored there, if one was.
-    """
-
-    step: int
-    samples: int
-    info: Mapping[str, Any]
-    commit: int | None = None
 
 
 class Saves:
@@ -45,8 +34,8 @@ class Saves:
     before `begin` returns; `keep`: exact points that retention leaves, None for all; `quantise`: bits of
     weights in all but bases, None for as they are; `compact`: most increments of a chain, None for any
     number; `distances`: is told how far the rows of a table are from
-    what was last saved, when the policy asks. `writer` is set while it
-    is open.
+    what was last saved, when the policy asks; `gang`: whose processes begin each save together. `writer` is
+    set while it is open.
     """
 
     def __init__(
@@ -62,6 +51,7 @@ class Saves:
         compact: int | None,
         quantise: int | None = None,
         distances: Callable[[int, NDArray[np.float32]], None] | None = None,
+        gang: Gang | None = None,
     ) -> None:
         for name, value in (("keep", keep), ("compact", compact)):
             if value is not None:
@@ -71,6 +61,7 @@ class Saves:
         self._dense = dense
         self.policy = policy
         self._distances = distances
+        self._gang = gang
         self._placement = placement
         self._blocks = tables.blocks(placement)
         self._last_saved = LastSaved(tables, policy)
@@ -82,7 +73,7 @@ class Saves:
         self._quantise = quantise
         self._saver = BackgroundSaver()
         self._error: BaseException | None = None
-        self.writer: StoreWriter | None = None
+        self.writer: StoreWriter | PartWriter | None = None
         self.due = False
         self.due_saves = 0
         self.coalesced = 0
@@ -97,13 +88,10 @@ class Saves:
 
         `counts`: what the engines' counters hold already is unsaved.
         """
-        self.writer = store.writer(
-            self._tables.schema,
-            self._placement,
-            keep=self._keep,
-            compact=self._compact,
-            quantise=self._quantise,
-        )
+        self.writer = open_writer(
+            store, self._tables, self._placement, self._gang,
+            keep=self._keep, compact=self._compact, quantise=self._quantise,
+        )  # fmt: skip
         self._last_saved.keep()
         if self._ledger is not None:
             self._ledger.watch([part.module for part in self._tables.parts], self._blocks, counts=counts)
@@ -120,7 +108,7 @@ class Saves:
 
     def begin_due(self, cut: Cut, reason: SaveReason = "due") -> None:
         """Begin the save that is due, unless one is in flight; it stays due when that raises."""
-        if self.due and not self.busy:
+        if self.due and (self._gang is not None or not self.busy):
             self.due = False
             try:
                 self.begin(None, reason, cut)
@@ -135,24 +123,29 @@ class Saves:
         """
         self.settle(wait=wait)
         self.raise_error()
-        if self.busy:
+        if (self._gang is None and self.busy) or not self.begin(kind, "requested", cut):
             self.coalesced += 1
             return False
-        self.begin(kind, "requested", cut)
         if wait:
             self.flush()
         return True
 
-    def begin(self, kind: SaveKind | None, reason: SaveReason, cut: Cut) -> None:
+    def begin(self, kind: SaveKind | None, reason: SaveReason, cut: Cut) -> bool:
         """Take a snapshot and a copy of the dense state now and write them in the background.
 
         `kind`: None for the policy's; a base takes the place of a kind that the chain does not permit now.
-        Raises what the snapshot or the store's writer raises, RuntimeError without a thread, with nothing
-        begun.
+        False, with nothing begun, while a process of the gang still writes one. Raises what the snapshot or
+        the store's writer raises, RuntimeError without a thread, with nothing begun.
         """
         writer = self.require_writer()
         kind = kind or self.policy.kind(self.due_saves)
-        if self._needs_base or not writer.permits(kind):
+        needs_base = self._needs_base or not writer.permits(kind)
+        if self._gang is not None:
+            states = self._gang.gather((self.busy, needs_base))
+            if any(busy for busy, _ in states):
+                return False
+            needs_base = any(needed for _, needed in states)
+        if needs_base:
             kind = "base"
         started = perf_counter()
         scalars = self._tables.module.optimizer_scalars()
@@ -191,6 +184,7 @@ class Saves:
         self._saver.submit(pending)
         if not self._background:
             self.settle()
+        return True
 
     def settle(self, *, wait: bool = True) -> None:
         """Enter the save in flight in the books once it has ended; an error is kept for `raise_error`."""
@@ -199,7 +193,7 @@ class Saves:
             return
         if isinstance(outcome, SaveFailed):
             self._error = outcome.error
-            self.due |= outcome.reason in ("start", "due")
+            self.due |= self._gang is None and outcome.reason in ("start", "due")
             return
         report = outcome.report
         self.committed.append(report)
@@ -276,7 +270,16 @@ class Saves:
         if left.damaged:
             self.require_base()
 
-    def require_writer(self) -> StoreWriter:
+    def rejoin(self, books: Mapping[str, Any], restored: Restored) -> None:
+        """Go on with rows that were restored alone, from the books of a process that has kept its own."""
+        self.require_writer().go_on()
+        self.due, self.due_saves, self._commit = False, books["due_saves"], books["commit"]
+        self.exact_step, self.exact_samples = books["exact_step"], books["exact_samples"]
+        self._needs_base = books["needs_base"]
+        if restored.broken:
+            self.require_base()
+
+    def require_writer(self) -> StoreWriter | PartWriter:
         """Return the writer; raises ValueError before the manager has started and after it was closed."""
         if self.writer is None:
             raise ValueError("the manager is not running: call start(), resume() or step() first")

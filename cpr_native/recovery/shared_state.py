@@ -79,6 +79,10 @@ class SharedState:
         self._memory.region.invalidate()
         self.attachable = False
 
+    def refuse(self, reason: str) -> None:
+        """Do not go on from what is there, for `reason`."""
+        self.refused, self.attachable = reason, False
+
     def find(self, store: CheckpointStore) -> Left | None:
         """Return what an earlier process left; None, with `refused` saying why, when it is not to be used.
 
@@ -92,7 +96,7 @@ class SharedState:
             self._dense.check(state["dense"])
             newer, damaged = _newer(store, state["books"], self._tables)
         except (CorruptionError, ValueError) as error:
-            self.refused, self.attachable = str(error), False
+            self.refuse(str(error))
             return None
         books = {**state["books"], "scalars": state["scalars"]}
         return Left(books=books, dense=state["dense"], newer=tuple(newer), damaged=tuple(damaged))
