@@ -29,7 +29,7 @@ class ShardLoss:
 
     `incarnation`: of the next one. `lost_steps`: steps of this rank that were acknowledged and are not in the
     rows of the next; `lost_lookups`: the lookups whose updates they were. `resent`: updates that were sent
-    again, to be applied once. `seconds`: from when the loss was noticed.
+    again, to be applied once, of `resent_lookups`. `seconds`: from when the loss was noticed.
     """
 
     shard: int
@@ -37,6 +37,7 @@ class ShardLoss:
     lost_steps: int
     lost_lookups: int
     resent: int
+    resent_lookups: int
     seconds: float
 
 
@@ -278,6 +279,7 @@ class ShardLink:
                     lost_steps=resumed.lost,
                     lost_lookups=sum(n for step, n in self._lookups if begin <= step < first),
                     resent=len(self._kept),
+                    resent_lookups=sum(int(u.multiplicity.sum(dtype=np.int64)) for u in self._kept),
                     seconds=monotonic() - started,
                 )
             )

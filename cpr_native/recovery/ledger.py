@@ -93,9 +93,12 @@ class LookupLedger:
         self._open[chosen] = 0
         return lost
 
-    def fraction(self, lookups: int) -> float:
-        """Return `lookups` as a fraction of all lookups so far; 0 before the first."""
-        return lookups / self._total if self._total else 0.0
+    def restarted(self, shard: int, uncounted: int) -> None:
+        """Note that the counters of a shard began anew: all of its lookups are saved or lost, and `uncounted`
+        more that were not entered here.
+        """
+        self._open[shard] = 0
+        self._total += uncounted
 
     def rewind(self, total: int) -> None:
         """Set the total to that of the point training went back to, with nothing unsaved."""

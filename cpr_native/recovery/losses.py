@@ -33,6 +33,10 @@ class Losses:
         """Enter a partial recovery after `samples` samples; return the lookups lost and what it added."""
         return self._add(self._ledger.lose(failed), samples)
 
+    def enter(self, lookups: int, *, samples: int) -> float:
+        """Enter the loss of `lookups` after `samples` samples; return the portion that it added."""
+        return self._add(lookups, samples)[1]
+
     def own_shard_lost(self, info: Mapping[str, Any], *, at: int, samples: int) -> tuple[int, float]:
         """Enter the loss of the shard of this process, whose ledger died with it, after `samples` samples.
 

@@ -250,7 +250,7 @@ def test_v17_no_clock_decides_what_is_saved(tmp_path: Path, monkeypatch: pytest.
     jumps = itertools.cycle([1e6, -1e9, 3.0, 1e12])
     for name in ("time", "monotonic", "perf_counter"):
         monkeypatch.setattr(time, name, lambda: next(jumps))
-    for module in ("saves", "saver", "manager"):
+    for module in ("saves", "saver", "recovering"):
         monkeypatch.setattr(f"cpr_native.recovery.{module}.perf_counter", lambda: next(jumps))
     assert commits(tmp_path / "b") == expected
     assert [step for _, step, _, _ in expected] == [0, 5, 10, 11]

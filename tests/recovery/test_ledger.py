@@ -51,10 +51,12 @@ def test_books() -> None:
     assert ledger.unsaved.tolist() == [0, 0, 0]
     assert ledger.lose([1]) == 0
     assert ledger.total == 18
-    assert ledger.fraction(9) == 0.5
     ledger.rewind(4)
     assert ledger.total == 4
 
 
-def test_fraction_before_any_lookup_is_zero() -> None:
-    assert LookupLedger(2).fraction(0) == 0
+def test_counters_that_began_anew_have_nothing_unsaved() -> None:
+    ledger = LookupLedger(2)
+    ledger.add(np.array([5, 6]))
+    ledger.restarted(1, 2)
+    assert (ledger.unsaved.tolist(), ledger.total) == ([5, 0], 13)
