@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,29 @@ from cpr_native.store import CheckpointStore, CollectionSchema, Placement, Resto
 from cpr_native.store.checks import check_count
 
 DEFAULT_STAGING_BYTES = 256 * 2**20
+
+
+def schema_of(
+    tables: Sequence[BaseEmbeddingConfig], optimizer: FusedOptimizer, *, seed: int = 0
+) -> CollectionSchema:
+    """Return what checkpoints say of `tables` under `optimizer`: what a placement is made from."""
+    initial = optimizer.initial_accumulator if isinstance(optimizer, RowWiseAdagrad | Adagrad) else 0.0
+    return CollectionSchema(
+        tables=tuple(
+            TableSchema(
+                name=table.name,
+                rows=table.num_embeddings,
+                dim=table.embedding_dim,
+                init_min=table.init_range[0],
+                init_max=table.init_range[1],
+                dtype=table.data_type.dtype,
+            )
+            for table in tables
+        ),
+        optimizer=optimizer.name,
+        seed=seed,
+        initial_state=initial,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,25 +147,7 @@ class ClusterSpec:
     @cached_property
     def schema(self) -> CollectionSchema:
         """Tables and optimizer as checkpoints have them: equal to those of the local collection."""
-        initial = 0.0
-        if isinstance(self.optimizer, RowWiseAdagrad | Adagrad):
-            initial = self.optimizer.initial_accumulator
-        return CollectionSchema(
-            tables=tuple(
-                TableSchema(
-                    name=table.name,
-                    rows=table.num_embeddings,
-                    dim=table.embedding_dim,
-                    init_min=table.init_range[0],
-                    init_max=table.init_range[1],
-                    dtype=table.data_type.dtype,
-                )
-                for table in self.tables
-            ),
-            optimizer=self.optimizer.name,
-            seed=self.seed,
-            initial_state=initial,
-        )
+        return schema_of(self.tables, self.optimizer, seed=self.seed)
 
     @property
     def shards(self) -> int:
