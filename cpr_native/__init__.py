@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpr_native.overhead import ClosedLoop, Costs, Job
     from cpr_native.policy import Delta, Drift, Full, Mfu, Partial, Random, RoundRobin, Scar, Ssu
     from cpr_native.recovery import RecoveryManager, ResumableLoader
-    from cpr_native.sharded import ShardedEmbeddingBagCollection
+    from cpr_native.sharded import ClusterManager, ShardedEmbeddingBagCollection
     from cpr_native.shared import SharedMemory
     from cpr_native.store import CheckpointStore
     from cpr_native.train import fit
@@ -37,6 +37,7 @@ __all__ = [
     "Adam",
     "CheckpointStore",
     "ClosedLoop",
+    "ClusterManager",
     "Costs",
     "DataType",
     "Delta",
@@ -86,7 +87,7 @@ _HOMES = {
     "cpr_native.overhead": ("ClosedLoop", "Costs", "Job"),
     "cpr_native.policy": ("Delta", "Drift", "Full", "Mfu", "Partial", "Random", "RoundRobin", "Scar", "Ssu"),
     "cpr_native.recovery": ("RecoveryManager", "ResumableLoader"),
-    "cpr_native.sharded": ("ShardedEmbeddingBagCollection",),
+    "cpr_native.sharded": ("ClusterManager", "ShardedEmbeddingBagCollection"),
     "cpr_native.shared": ("SharedMemory",),
     "cpr_native.store": ("CheckpointStore",),
     "cpr_native.train": ("fit",),

@@ -13,6 +13,7 @@ from cpr_native.cluster.client import ShardClients, ShardLoss
 from cpr_native.cluster.coordinator import Coordinator
 from cpr_native.cluster.handle import ShardHandle, ShardLost
 from cpr_native.cluster.messages import ShardStatus, WrongIncarnation
+from cpr_native.cluster.regroup import regroup
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.errors import CprError
 from cpr_native.policy import Policy
@@ -179,15 +180,8 @@ class GoesOn(DenseMembers):
     def _keep_rows(self) -> None:
         went: tuple[int, int, int] | None = None
         if self._coordinator is not None:
-            handles = self._handles()
-            generation = self._generation(handles)
-            statuses = [handle.call("status").result(self._patience) for handle in handles]
-            step = max(max(status.watermarks, default=0) for status in statuses)
-            for handle in handles:
-                handle.call(
-                    "begin_generation", generation, handle.incarnation, step, self._clients.ranks
-                ).result(self._patience)
-            went = self._store.points()[0].sequence, generation, step
+            done = regroup(self._handles(), ranks=self._clients.ranks, timeout=self._patience)
+            went = self._store.points()[0].sequence, done.generation, done.step
         if self._gang is not None:
             went = self._gang.from_one(went, 0)
         assert went is not None
