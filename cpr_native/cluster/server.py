@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpr_native.cluster.contents import copies, dirty, memory
 from cpr_native.cluster.messages import (
     Ack,
     Committed,
@@ -111,8 +112,11 @@ class ShardServer:
                     self._runner.generation = generation
                     self._runner.order.restart([self._runner.order.applied] * ranks)
                 self._runner.check(Tag(generation, first_unacknowledged, rank, incarnation))
+                before = self._runner.order.applied
                 lost = self._runner.order.skip(rank, first_unacknowledged - 1)
                 watermark = self._runner.order.watermarks[rank]
+                passed = self._runner.order.applied - before
+            self._tables.pass_over(passed)
             self.ended()
         return Resumed(self.incarnation, watermark, lost)
 
@@ -132,6 +136,7 @@ class ShardServer:
                 before = self._runner.order.watermarks
                 self._runner.generation = generation
                 self._runner.order.restart([step] * ranks)
+            self._tables.pass_over(max(0, step - min(before)))
             self.ended()
         return before
 
@@ -233,9 +238,9 @@ class ShardServer:
                 watermarks=runner.order.watermarks,
                 received=runner.order.received,
                 rows={row_range.name: len(row_range) for row_range in self._tables.ranges},
-                dirty=self._tables.dirty(),
+                dirty=dirty(self._tables),
                 skipped=runner.skipped,
-                memory=self._tables.memory(),
+                memory=memory(self._tables),
                 last_commit=sequence or None,
                 last_step=step,
                 cut=None if runner.cut is None else runner.cut.request.number,
@@ -246,7 +251,7 @@ class ShardServer:
     def rows(self, table: str) -> dict[str, Any]:
         """Return copies of all that the shard has of a table, for checks and exports; see `copies`."""
         with self._runner.exclusively("rows"):
-            return self._tables.copies(table)
+            return copies(self._tables, table)
 
     def close(self) -> None:
         """Give a cut in flight up and free the chain; a second call does nothing."""

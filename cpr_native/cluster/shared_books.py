@@ -13,10 +13,12 @@ from cpr_native.cluster.scratch import Scratch
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.cluster.tables import RowGradients, ShardTables
 from cpr_native.errors import CorruptionError, LockedError
-from cpr_native.shared import SharedMemory
+from cpr_native.shared import SharedMemory, keeper
 from cpr_native.store.chain import ChainReader
 from cpr_native.store.manifest import DATA_KINDS
 from cpr_native.store.restore import before
+
+KEEPER = "keeper"
 
 
 def attach_memory(spec: ClusterSpec, shard: int) -> tuple[SharedMemory | None, str | None]:
@@ -26,12 +28,34 @@ def attach_memory(spec: ClusterSpec, shard: int) -> tuple[SharedMemory | None, s
     """
     if spec.shared is None:
         return None, None
-    folder = Path(spec.shared)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return SharedMemory(folder / f"{spec.run_id}-shard-{shard:05d}", discard=True), None
+        if spec.shared == KEEPER:
+            return SharedMemory.keeper(_name(spec, shard), discard=True), None
+        folder = Path(spec.shared)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return SharedMemory(folder / _name(spec, shard), discard=True), None
     except LockedError as error:
         return None, str(error)
+
+
+def free_memory(spec: ClusterSpec, shard: int) -> bool:
+    """Free what a shard kept in shared memory on this machine, once its process has ended; False without any.
+
+    For a run that is over, or a shard that went on elsewhere. Raises OSError.
+    """
+    if spec.shared is None:
+        return False
+    if spec.shared == KEEPER:
+        return keeper.stop(_name(spec, shard))
+    try:
+        (Path(spec.shared) / _name(spec, shard)).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _name(spec: ClusterSpec, shard: int) -> str:
+    return f"{spec.run_id}-shard-{shard:05d}"
 
 
 class SharedBooks:

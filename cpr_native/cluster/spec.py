@@ -92,7 +92,8 @@ class ClusterSpec:
 
     `ranks`: trainers at the start. `staleness`: a lookup of step t waits until step t - 1 - staleness is
     applied. `shared`: folder (on tmpfs) in which each shard keeps its tables so that the next process on the
-    same node re-attaches to them; None: process memory.
+    same node re-attaches to them, or "keeper" for memory of a small process each, which no file system bounds
+    (`free_memory` frees either); None: process memory.
     `source`: what a shard without a save of its own begins with, instead of initial rows: tables of the same
     name have its rows, and steps go on from its step.
     `max_queued`: updates of one rank that wait for other ranks or for a cut. `lookup_seconds`: that a lookup

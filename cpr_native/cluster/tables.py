@@ -224,38 +224,6 @@ class ShardTables:
         groups = self._groups
         return [(group.engine, i, index) for group in groups for i, index in enumerate(group.members)]
 
-    def dirty(self) -> dict[str, int]:
-        """Return the number of dirty rows of each table."""
-        homes = [(row_range.name, self.engine.home(row_range.table)) for row_range in self.ranges]
-        return {name: engine.num_dirty(table) for name, (engine, table) in homes}
-
-    def memory(self) -> dict[str, int]:
-        """Return bytes, as `Collection.memory`, of all engines."""
-        found: dict[str, int] = {}
-        for engine in self.engines:
-            for name, size in engine.memory().items():
-                found[name] = found.get(name, 0) + size
-        return found
-
-    def copies(self, name: str) -> dict[str, Any]:
-        """Return copies of all that there is of a table.
-
-        `begin`: global id of its first row; `weight` [n, dim], `state` (None without), `count` uint32 [n],
-        `dirty` bool [n], as of `Collection`; of no row, without the others, `begin` is None.
-        Raises KeyError.
-        """
-        found = self.home(name)
-        if found is None:
-            return {"begin": None}
-        engine, table = found
-        return {
-            "begin": engine.tables[table].row_offset,
-            "weight": engine.weight(table).copy(),
-            "state": engine.state(table),
-            "count": engine.counts(table),
-            "dirty": engine.dirty(table),
-        }
-
     def scalars(self) -> dict[str, Any]:
         """Return what the update depends on and is not of one row, as JSON values of a commit.
 
@@ -263,6 +231,11 @@ class ShardTables:
         """
         steps = {group.engine.step for group in self._groups}
         return {**self._settings, "step": max(steps, default=0)}
+
+    def pass_over(self, steps: int) -> None:
+        """Count `steps` that this shard lost: Adam's t stays that of the job, as in a partial recovery."""
+        for engine in self.engines:
+            engine.step += steps
 
     def check_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Raise ValueError for hyperparameters that the optimizer hasn't."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster.cluster_jobs import TIMEOUT, LocalTables
+from cluster.cluster_jobs import OPTIMIZERS, TIMEOUT, LocalTables
 from cluster.cluster_trainers import Job, Trainer
 
 from cpr_native.policy import Mfu
@@ -58,7 +58,13 @@ class History:
     def __init__(self, path: Path, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.ranks = int(self.rng.integers(1, 4))
-        self.job = Job(path, ranks=self.ranks, shards=int(self.rng.integers(1, 4)), max_queued=4)
+        self.job = Job(
+            path,
+            ranks=self.ranks,
+            shards=int(self.rng.integers(1, 4)),
+            optimizer=OPTIMIZERS["adam" if seed % 2 else "row_wise_adagrad"],
+            max_queued=4,
+        )
         self.shards = [Shard([0] * self.ranks) for _ in range(self.job.spec.shards)]
         self.points: list[tuple[int, list[Shard]]] = []
         self.step = 0
@@ -146,7 +152,9 @@ class History:
             status = self.job.handles[number].call("status").result(TIMEOUT)
             assert status.watermarks == tuple(shard.watermarks)
             local = LocalTables(self.job.spec)
-            for _, updates in shard.applied:
+            for step, updates in shard.applied:
+                for engine in local.engines.values():
+                    engine.step = step - 1  # Adam's t is the job's, whatever the shard has lost
                 replay(local, number, [updates[rank] for rank in sorted(updates)])
             for table in self.job.spec.tables:
                 got = self.job.handles[number].call("rows", table.name).result(TIMEOUT)

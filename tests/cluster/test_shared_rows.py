@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cluster.dying_shard import die_within
 from cpr_native.cluster.local import LocalDirectory
 from cpr_native.cluster.messages import CutRequest, Tag
 from cpr_native.cluster.server import ShardServer
+from cpr_native.cluster.shared_books import KEEPER, free_memory
 from cpr_native.cluster.spec import ClusterSpec
 
 
@@ -158,3 +160,33 @@ def test_a_rollback_counts_for_the_next_process(tmp_path: Path) -> None:
     status = again.life(0).server.status()
     assert (status.recovery.source, status.watermarks, status.generation) == ("memory", (2,), 2)
     again.close()
+
+
+def test_a_keeper_holds_rows_that_no_file_has(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, shards=1, shared=KEEPER, run_id=f"keeper-{tmp_path.name[-20:]}-{os.getpid()}")
+    updates = updates_of(spec, 3)
+    try:
+        die_within(spec, 0, updates, "middle")
+        server = ShardServer(spec, 0)
+        assert (server.recovery.source, server.recovery.watermarks) == ("memory", (2,))
+        assert server.update(Tag(1, 3, 0, server.incarnation), *updates[2]).applied == 3
+        local = LocalTables(spec)
+        for step in (1, 2, 3):
+            local.step(step)
+        for table in spec.tables:
+            assert np.array_equal(server.rows(table.name)["weight"], local.state(table.name)["weight"])
+        server.close()
+    finally:
+        assert free_memory(spec, 0)
+    assert not free_memory(spec, 0)
+
+
+def test_memory_is_freed_when_a_run_is_over(tmp_path: Path) -> None:
+    spec = shared(tmp_path, shards=2)
+    directory = LocalDirectory(spec)
+    directory.close()
+    del directory
+    gc.collect()
+    assert [free_memory(spec, shard) for shard in (0, 1, 0)] == [True, True, False]
+    assert list((tmp_path / "shared").iterdir()) == []
+    assert not free_memory(spec_of(tmp_path), 0)
