@@ -176,6 +176,7 @@ def test_a_shard_lost_during_a_save_makes_it_come_to_nothing(tmp_path: Path) -> 
         with manager:
             manager.start()
             trainer.train(until=10)
+            manager.flush()
             assert manager.save("delta")
             trainer.directory.kill(2)
             trainer.train(until=STEPS)
