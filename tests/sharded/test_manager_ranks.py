@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from sharded.rank_processes import run_ranks
 
 from cpr_native.store import CheckpointStore, verify
 
@@ -88,29 +86,7 @@ torch.distributed.destroy_process_group()
 def trained(folder: Path, back: int) -> list[dict[str, Any]]:
     """What each of two processes found; at step `back` they go back to the newest point, 0: they do not."""
     folder.mkdir()
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(folder), str(back)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    found: list[dict[str, Any]] = []
-    try:
-        for process in processes:
-            out, error = process.communicate(timeout=90)
-            assert process.returncode == 0, error
-            found.append(json.loads(out))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait(10)
-    return found
+    return run_ranks(PROGRAM, folder, back)
 
 
 def test_ranks_save_and_go_back_together(tmp_path: Path) -> None:

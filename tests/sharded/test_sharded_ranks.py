@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from reference import ReferenceCollection, add_counts, mark_rows, row_gradients
+from sharded.rank_processes import run_ranks
 from sharded.sharded_jobs import (
     Bags,
     bags_of,
@@ -208,28 +205,7 @@ torch.distributed.destroy_process_group()
 
 def test_two_ddp_processes(tmp_path: Path) -> None:
     """As two trainers in one process whose dense gradients are averaged by hand."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    found: list[dict[str, Any]] = []
-    try:
-        for process in processes:
-            out, error = process.communicate(timeout=90)
-            assert process.returncode == 0, error
-            found.append(json.loads(out))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait(10)
+    found = run_ranks(PROGRAM, tmp_path)
     assert found[0]["dense"] == found[1]["dense"]
     expected = trained_by_hand(tmp_path / "by hand")
     for rank in range(2):
