@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import gc
 import logging
 import os
 import shutil
-import socket
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +18,11 @@ import ray
 
 from cpr_native.ray import ClusterSettings, LocalNode, LocalNodes, RayCluster
 from cpr_native.ray.local import process_tree
+from cpr_native.ray.network import loopback_only
 
 T = TypeVar("T")
 
 SECONDS = 60.0  # for anything that is waited for
-_CLONE_NEWNET = 0x40000000
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def eventually(look: Callable[[], T | None], what: str, timeout: float = SECONDS) -> T:
@@ -41,29 +36,15 @@ def eventually(look: Callable[[], T | None], what: str, timeout: float = SECONDS
         time.sleep(0.02)
 
 
-def set_up(interface: str) -> None:
-    """Bring a network interface of the present namespace up."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH14x", interface.encode(), 0)
-        flags = struct.unpack("16xH14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))[0]
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", interface.encode(), flags | _IFF_UP))
-
-
 @contextmanager
 def network_namespace() -> Iterator[None]:
-    """Move this thread, and what it starts, to a network namespace where only loopback is up.
-
-    Skips the test when that is not allowed.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/thread-self/ns/net", "rb") as before:
-        if libc.unshare(_CLONE_NEWNET) != 0:
-            pytest.skip(f"needs root, for a network namespace: {os.strerror(ctypes.get_errno())}")
+    """Move this thread, and what it starts, to a network where only loopback is up, or skip the test."""
+    with ExitStack() as stack:
         try:
-            set_up("lo")
-            yield
-        finally:
-            assert libc.setns(before.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            stack.enter_context(loopback_only())
+        except PermissionError as error:
+            pytest.skip(f"needs root: {error}")
+        yield
 
 
 class Lab:
@@ -134,16 +115,14 @@ class Lab:
         return "".join(path.read_text(errors="replace") for path in paths)
 
     def close(self) -> None:
-        with suppress(Exception):
-            ray.shutdown()
         self.nodes.close()
         for node in self.nodes.nodes:
             assert not node.running
 
 
 @contextmanager
-def lab(places: int, environment: Mapping[str, str] | None = None) -> Iterator[Lab]:
-    """Run a Ray cluster with a home folder and a folder for temporary files of its own."""
+def lab(places: int, environment: Mapping[str, str] | None = None, *, start: bool = True) -> Iterator[Lab]:
+    """Run a Ray cluster with a home folder and a folder of its own; `start`: begin with its nodes."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     before = dict(os.environ)
     with network_namespace():
@@ -151,7 +130,8 @@ def lab(places: int, environment: Mapping[str, str] | None = None) -> Iterator[L
         os.environ["HOME"] = str(folder)
         made = Lab(folder, places, environment or {})
         try:
-            made.start()
+            if start:
+                made.start()
             yield made
         finally:
             made.close()

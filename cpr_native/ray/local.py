@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import ray
+
 from cpr_native.errors import CprError
 from cpr_native.ray import internals
 from cpr_native.ray.settings import HealthProfile
@@ -130,6 +132,7 @@ class LocalNodes:
         self.nodes: list[LocalNode] = []
         self.address = ""
         self._began = 0
+        self._connected = False
 
     def _access(self, token: bool) -> dict[str, str]:
         if not token:
@@ -220,6 +223,7 @@ class LocalNodes:
         self.wait_for_head(timeout)
         os.environ.update(self.environment)
         connect(self.address, ip=self.nodes[0].address)
+        self._connected = True
 
     def wait(self, timeout: float = 120.0) -> None:
         """Wait until every node that runs has joined; needs `connect`. Raises TimeoutError, naming others."""
@@ -234,7 +238,10 @@ class LocalNodes:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End every process that was started here."""
+        """End the connection of `connect` and every process that was started here."""
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
         for node in self.nodes:
             if node.running:
                 node.kill()

@@ -14,7 +14,9 @@ class HealthProfile:
     for the answer, and is dead after `failure_threshold` failures in a row: with these numbers after 2 s
     (Ray's own: 15 s and more). Shorter ones take a node that is merely busy for dead. `death_info_ms`: how
     long the caller of a process that ended waits for the reason before it raises (Ray's own: 1 s); it looks
-    at that every `caller_check_ms` (Ray's own: 1 s).
+    at that every `caller_check_ms` (Ray's own: 1 s). Not of health, but of the same environment:
+    `message_bytes`: rows and gradients up to this size travel in the message itself, larger ones through the
+    object stores of both nodes (Ray's own: 100 KB).
     """
 
     initial_delay_ms: int = 1000
@@ -23,6 +25,7 @@ class HealthProfile:
     failure_threshold: int = 3
     death_info_ms: int = 20
     caller_check_ms: int = 50
+    message_bytes: int = 2 * 2**20
 
     def __post_init__(self) -> None:
         for name in (
@@ -32,6 +35,7 @@ class HealthProfile:
             "failure_threshold",
             "death_info_ms",
             "caller_check_ms",
+            "message_bytes",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -44,6 +48,7 @@ class HealthProfile:
             "RAY_health_check_timeout_ms": str(self.timeout_ms),
             "RAY_health_check_failure_threshold": str(self.failure_threshold),
             "RAY_timeout_ms_task_wait_for_death_info": str(self.death_info_ms),
+            "RAY_max_direct_call_object_size": str(self.message_bytes),
             "RAY_core_worker_internal_heartbeat_ms": str(self.caller_check_ms),
         }
 

@@ -39,6 +39,7 @@ def test_a_health_profile_is_environment_of_ray() -> None:
         "RAY_health_check_timeout_ms": "500",
         "RAY_health_check_failure_threshold": "3",
         "RAY_timeout_ms_task_wait_for_death_info": "20",
+        "RAY_max_direct_call_object_size": "2097152",
         "RAY_core_worker_internal_heartbeat_ms": "50",
     }
     with pytest.raises(ValueError, match="failure_threshold: expected at least 1, got 0"):
