@@ -17,7 +17,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from cpr_native import EmbeddingBagConfig, Trackers
-from cpr_native.cluster.client import ShardClients, ShardLoss
-from cpr_native.cluster.coordinator import Coordinator, GlobalSave
+import cpr_native as cpr
+from cpr_native.cluster.client import ShardClients
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.data import ClickBatch, CriteoReader, SyntheticClicks, auc, kaggle_table_sizes
 from cpr_native.models import DEMO, DLRM
@@ -44,15 +42,17 @@ from cpr_native.ray import (
 )
 from cpr_native.ray.local import process_tree
 from cpr_native.ray.network import loopback_only
-from cpr_native.sharded import ShardedEmbeddingBagCollection
+from cpr_native.sharded import ClusterManager, ShardedEmbeddingBagCollection
 from cpr_native.store import Placement
 
-OUT = Console(highlight=False)
+OUT = Console(highlight=False, soft_wrap=True)
+FRACTION = 0.125
+HOURS = 56.0  # that the job stands for, with a failure every 28 of them
 
 
 @dataclass
 class Failure:
-    """One injected failure: what, when, and what the trainer was told of it."""
+    """One injected failure: what, when, and the processes of all shards before it."""
 
     what: str
     shard: int
@@ -60,11 +60,10 @@ class Failure:
     at: float
     pids: list[int]
     went_on: float | None = None
-    loss: ShardLoss | None = None
 
 
 @dataclass
-class Job:
+class Training:
     """A training job over the shards of `cluster`; `nodes`: those of this machine, None elsewhere."""
 
     options: argparse.Namespace
@@ -72,58 +71,43 @@ class Job:
     spec: ClusterSpec
     nodes: LocalNodes | None
     failures: list[Failure] = field(default_factory=list)
-    saves: list[GlobalSave] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.clients = ShardClients(self.cluster.shards, on_lost=self._lost)
-        embeddings = ShardedEmbeddingBagCollection(self.spec, self.clients)
+        options = self.options
+        embeddings = ShardedEmbeddingBagCollection(self.spec, ShardClients(self.cluster.shards))
         self.model = DLRM(DEMO.model, embeddings, features=len(self.spec.tables))
         self.dense = DEMO.dense_optimizer(self.model.dense_parameters())
         self.metrics = TrainingMetrics(self.cluster.settings.run)
-        self.writer = ThreadPoolExecutor(1)
-        self.saving: Future[GlobalSave] | None = None
+        self.manager = ClusterManager(
+            self.model,
+            self.spec,
+            policy=cpr.Ssu(fraction=FRACTION),
+            job=cpr.Job(total_hours=HOURS, mtbf_hours=HOURS / 2, shards=self.spec.shards),
+            costs=cpr.Costs(
+                save=0.094, load=0.042, reschedule=0.042, load_partial=0.005, reschedule_partial=0.005
+            ),
+            total_samples=options.steps * options.batch,
+            dense_optimizer=self.dense,
+        )
 
-    def say(self, step: int, text: str) -> None:
-        OUT.print(f"{time.monotonic() - self.began:7.2f} s  step {step:4d}  {text}", soft_wrap=True)
+    def say(self, text: str) -> None:
+        OUT.print(f"{time.monotonic() - self.began:7.2f} s  step {self.manager.steps:4d}  {text}")
 
     def pids(self) -> list[int]:
         handles = [self.cluster.shards.handle(shard) for shard in range(self.spec.shards)]
         return [handle.life.pid for handle in handles if isinstance(handle, RayHandle)]
 
-    def _lost(self, loss: ShardLoss) -> None:
-        failure = self.failures[-1] if self.failures else None
-        text = (
-            f"shard {loss.shard}: life {loss.incarnation} goes on; {loss.lost_steps} steps "
-            f"({loss.lost_lookups:,} lookups) lost, {loss.resent} updates sent again"
-        )
-        self.say(self.clients.step, text)
-        if failure is not None and failure.loss is None:
-            failure.loss = loss
-            self.metrics.recovered(pls=self.pls(), lost_lookups=loss.lost_lookups, seconds=loss.seconds)
-
-    def lost_lookups(self) -> int:
-        return sum(failure.loss.lost_lookups for failure in self.failures if failure.loss is not None)
-
-    def pls(self) -> float:
-        return self.lost_lookups() / max(1, int(self.clients.lookups.sum()))
-
     def train(self, batches: Iterator[ClickBatch]) -> None:
-        options = self.options
-        plan = {options.steps // 3: self.kill_process, 2 * options.steps // 3: self.kill_node}
-        with Coordinator(
-            self.spec.open_store(), self.spec.schema, self.spec.placement, run_id=self.spec.run_id
-        ) as points:
-            for step in range(1, options.steps + 1):
+        steps = self.options.steps
+        plan = {steps // 3: self.kill_process, 2 * steps // 3: self.kill_node}
+        with self.manager:
+            self.manager.start()
+            for step in range(1, steps + 1):
                 self.step(next(batches))
-                for failure in self.failures:
-                    if failure.loss is not None and failure.went_on is None:
-                        failure.went_on = time.monotonic() - failure.at
-                if step % options.save_every == 0 or step == options.steps:
-                    self.save(points, step)
+                self.notice()
                 if step in plan and self.nodes is not None:
-                    plan[step](step)
-            self.settle()
+                    plan[step]()
 
     def step(self, batch: ClickBatch) -> None:
         logits = self.model(batch.dense, batch.ids, batch.offsets)
@@ -131,50 +115,41 @@ class Job:
         self.dense.zero_grad()
         loss.backward()  # sends the tables' gradients to the shards
         self.dense.step()
+        self.manager.step(len(batch))  # saves when due, in the background
 
-    def save(self, points: Coordinator, step: int) -> None:
-        """Cut all shards after this step; the rest goes on beside training."""
-        self.settle()
-        self.clients.settle(60.0)
-        handles = [self.clients.handle(shard) for shard in range(self.spec.shards)]
-        cut = points.begin(handles, generation=1, step=step, kind="delta", samples=step * self.options.batch)
-        state = {f"model.{name}": value.numpy().copy() for name, value in self.model.state_dict().items()}
-        self.saving = self.writer.submit(points.finish, cut, state)
-        publish_progress(
-            self.cluster.settings.run,
-            {
-                "step": step,
-                "pls": self.pls(),
-                "recoveries": len(self.failures),
-                "lost_lookups": self.lost_lookups(),
-            },
-        )
+    def notice(self) -> None:
+        """Say and publish what the manager has recovered from since the last step."""
+        manager = self.manager
+        for number, report in enumerate(manager.recoveries):
+            if number < len(self.failures) and self.failures[number].went_on is None:
+                self.failures[number].went_on = time.monotonic() - self.failures[number].at
+                self.say(
+                    f"shards {list(report.shards)} are back: {report.lost_lookups:,} lookups lost, "
+                    f"recovered in {report.seconds:.2f} s"
+                )
+                self.metrics.recovered(
+                    pls=manager.pls, lost_lookups=report.lost_lookups, seconds=report.seconds
+                )
+        if manager.steps % 10 == 0:
+            progress = {"step": manager.steps, "pls": manager.pls, "target_pls": 0.1}
+            lost = sum(report.lost_lookups for report in manager.recoveries)
+            counts = {"recoveries": len(manager.recoveries), "lost_lookups": lost}
+            publish_progress(self.cluster.settings.run, {**progress, **counts})
 
-    def settle(self) -> None:
-        """Wait for the save that is being written."""
-        if self.saving is not None:
-            done = self.saving.result(120.0)
-            self.saves.append(done)
-            self.saving = None
-            self.say(
-                done.step, f"saved: {done.kind}, {done.bytes_written / 2**20:.1f} MB in {done.seconds:.2f} s"
-            )
-
-    def kill_process(self, step: int) -> None:
-        self._inject("kill -9 of the process", 0, step)
+    def kill_process(self) -> None:
+        self._inject("kill -9 of the process", 0)
         os.kill(self.failures[-1].pids[0], signal.SIGKILL)
 
-    def kill_node(self, step: int) -> None:
+    def kill_node(self) -> None:
         assert self.nodes is not None
         shard = self.spec.shards - 1
-        self._inject("loss of the node", shard, step)
+        self._inject("loss of the node", shard)
         pid = self.failures[-1].pids[shard]
         next(node for node in self.nodes.nodes if node.running and pid in process_tree(node.pid)).kill()
 
-    def _inject(self, what: str, shard: int, step: int) -> None:
-        self.settle()
-        self.say(step, f"[bold]{what} of shard {shard}[/bold]")
-        self.failures.append(Failure(what, shard, step, time.monotonic(), self.pids()))
+    def _inject(self, what: str, shard: int) -> None:
+        self.say(f"[bold]{what} of shard {shard}[/bold]")
+        self.failures.append(Failure(what, shard, self.manager.steps, time.monotonic(), self.pids()))
 
     def quality(self, batches: Iterator[ClickBatch]) -> float:
         scores, labels = [], []
@@ -196,7 +171,7 @@ def samples(options: argparse.Namespace, sizes: tuple[int, ...], *, held_out: bo
 
 def make_spec(options: argparse.Namespace, sizes: tuple[int, ...], store: str) -> ClusterSpec:
     tables = tuple(
-        EmbeddingBagConfig(
+        cpr.EmbeddingBagConfig(
             name=f"C{number}",
             num_embeddings=rows,
             embedding_dim=DEMO.model.embedding_dim,
@@ -207,7 +182,7 @@ def make_spec(options: argparse.Namespace, sizes: tuple[int, ...], store: str) -
     blocks = {table.name: -(-table.num_embeddings // options.shards) for table in tables}
     return ClusterSpec(
         tables=tables,
-        trackers=(Trackers(),) * len(tables),
+        trackers=(cpr.Trackers(ssu_fraction=FRACTION),) * len(tables),
         optimizer=DEMO.table_optimizer,
         placement=Placement(shards=options.shards, blocks=blocks),
         store=store,
@@ -217,43 +192,34 @@ def make_spec(options: argparse.Namespace, sizes: tuple[int, ...], store: str) -
     )
 
 
-def report(job: Job, quality: float | None) -> None:
+def report(training: Training, quality: float | None) -> None:
     """Print what the failures did."""
     table = Table(title="\nWhat the failures did", title_justify="left", box=None)
-    for name in (
-        "failure",
-        "shard",
-        "after step",
-        "training on after",
-        "lost steps",
-        "lost lookups",
-        "other shards",
-    ):
+    for name in ("failure", "shard", "after step", "training on after", "lost lookups", "rows", "others"):
         table.add_column(name, justify="left" if name == "failure" else "right")
-    now = job.pids()
-    for failure in job.failures:
-        loss = failure.loss
-        same = sum(
-            now[s] == failure.pids[s]
-            for s in range(job.spec.shards)
-            if s not in {f.shard for f in job.failures}
-        )
+    now, failed = training.pids(), {failure.shard for failure in training.failures}
+    for failure, recovery in zip(training.failures, training.manager.recoveries, strict=False):
+        others = [s for s in range(training.spec.shards) if s not in failed]
+        same = sum(now[s] == failure.pids[s] for s in others)
         table.add_row(
             failure.what,
             str(failure.shard),
             str(failure.step),
             "-" if failure.went_on is None else f"{failure.went_on:.2f} s",
-            "-" if loss is None else str(loss.lost_steps),
-            "-" if loss is None else f"{loss.lost_lookups:,}",
-            f"{same} kept their process",
+            f"{recovery.lost_lookups:,}",
+            f"{recovery.rows_restored:,} restored, {recovery.rows_reset:,} new",
+            f"{same} of {len(others)} kept their process",
         )
+    manager = training.manager
     OUT.print(table)
-    OUT.print(f"portion of lost lookups: {job.pls():.4%}; saves: {len(job.saves)}")
+    OUT.print(
+        f"\nportion of lost lookups: {manager.pls:.4%}; {len(manager.saves)} saves, {manager.missed} missed"
+    )
     if quality is not None:
         OUT.print(f"AUC on held-out samples: {quality:.4f}")
 
 
-def run(options: argparse.Namespace, stack: ExitStack) -> Job:
+def run(options: argparse.Namespace, stack: ExitStack) -> Training:
     """Start or find the cluster, launch the shards, train."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpr-", dir="/tmp")))
     sizes = kaggle_table_sizes(options.scale)
@@ -274,12 +240,12 @@ def run(options: argparse.Namespace, stack: ExitStack) -> Job:
     settings = ClusterSettings(run=f"demo-{os.getpid()}", report_every=2.0)
     cluster = RayCluster.launch(spec, settings, pending=OUT.print)
     stack.callback(cluster.stop)
-    job = Job(options, cluster, spec, nodes)
-    job.say(0, f"{spec.shards} shards up, {cluster.record.rows:,} rows, processes {job.pids()}")
-    job.train(samples(options, sizes, held_out=False))
-    quality = job.quality(samples(options, sizes, held_out=True)) if options.data is None else None
-    report(job, quality)
-    return job
+    training = Training(options, cluster, spec, nodes)
+    training.say(f"{spec.shards} shards up, {cluster.record.rows:,} rows, processes {training.pids()}")
+    training.train(samples(options, sizes, held_out=False))
+    quality = training.quality(samples(options, sizes, held_out=True)) if options.data is None else None
+    report(training, quality)
+    return training
 
 
 def main() -> None:
@@ -295,7 +261,6 @@ def main() -> None:
     parser.add_argument(
         "--scale", type=float, default=0.01, help="share of the rows of Criteo Kaggle's tables"
     )
-    parser.add_argument("--save-every", type=int, default=50)
     with ExitStack() as stack:
         run(parser.parse_args(), stack)
 

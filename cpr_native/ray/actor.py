@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +65,6 @@ class ShardActor:
         to_stderr()
         self._settings = settings
         self._about: dict[str, Any] = {"run": settings.run, "shard": shard, "pid": os.getpid()}
-        self._gate = threading.Lock()
         self._failed: Exception | None = None
         self._server: ShardServer | None = None
         log("shard_begins", **self._about)
@@ -112,9 +110,8 @@ class ShardActor:
 
     def _leave(self, reason: str) -> None:
         """Save what is not saved and end, so that Ray begins the next life elsewhere."""
-        with self._gate:  # for ever: nothing is acknowledged any more
-            leave(self._present, self._settings.grace, {**self._about, "reason": reason})
-            os._exit(1)
+        leave(self._present, self._settings.grace, {**self._about, "reason": reason})
+        os._exit(1)
 
     @property
     def _present(self) -> ShardServer:
@@ -149,19 +146,16 @@ class ShardActor:
         self, tag: Tag, rows: RowIds, gradient: NDArray[np.float32], multiplicity: NDArray[np.uint32]
     ) -> Ack:
         """As `ShardServer.update`."""
-        with self._gate:
-            return self._present.update(tag, rows, gradient, multiplicity)
+        return self._present.update(tag, rows, gradient, multiplicity)
 
     @_group("ordered")
     def ordered(self, method: str, *args: Any) -> Any:
         """Call any other public method of the server."""
-        with self._gate:
-            return getattr(self._present, method)(*args)
+        return getattr(self._present, method)(*args)
 
     @_group("watching")
     def finish(self, commit: bool) -> ShardStatus:
-        """Take no update any more, commit what is not saved if `commit`, and free the chain: the run ends."""
-        self._gate.acquire()  # never released
+        """Commit what is not saved if `commit`, and free the chain: the run ends."""
         if commit:
             leave(self._present, self._settings.grace, {**self._about, "reason": "the run ends"})
         status = self._present.status()

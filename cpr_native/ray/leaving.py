@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -10,15 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpr_native.cluster.messages import Committed, CutMissed, CutRequest
+from cpr_native.cluster.messages import Committed
 from cpr_native.cluster.server import ShardServer
 from cpr_native.errors import CprError
 from cpr_native.ray import internals
 from cpr_native.ray.log import log
 
 _POLL = 0.5  # seconds between two looks at whether the node is drained
-# Numbers of the cuts made here; those of a manager are positive.
-_LAST_CUT = -1
 
 
 class LeaveNotice:
@@ -64,18 +61,15 @@ class LeaveNotice:
 
 
 def leave(server: ShardServer, grace: float, about: Mapping[str, Any]) -> Committed | None:
-    """Commit all rows that are not saved, within `grace` seconds, and free the chain. No update may run.
+    """Commit all rows that are not saved, within `grace` seconds, and free the chain.
 
-    A cut in flight is waited for, or given up when it waits for a step that won't come. Returns the commit,
-    None when there was nothing to save or it failed: that is logged, the next life then has what was
-    committed before. Nothing is raised.
+    No update is applied any more: what comes is kept by its client for the next life. Returns the commit,
+    None when it failed: that is logged, the next life then has what was committed before. Nothing is raised.
     """
-    deadline = time.monotonic() + grace
     log("shard_leaves", **about, grace=grace)
     committed = None
     try:
-        _settle(server, deadline)
-        committed = _commit(server, deadline)
+        committed = server.drain(grace)
         server.close()
     except (CprError, OSError, TimeoutError, ValueError) as error:
         log("shard_left_unsaved", **about, error=f"{type(error).__name__}: {error}")
@@ -83,29 +77,3 @@ def leave(server: ShardServer, grace: float, about: Mapping[str, Any]) -> Commit
         log("shard_left", **about, step=committed.step, rows=sum(committed.rows.values()),
             seconds=round(committed.seconds, 3))  # fmt: skip
     return committed
-
-
-def _settle(server: ShardServer, deadline: float) -> None:
-    status = server.status()
-    if status.cut is None:
-        return
-    server.abandon(status.cut, "the shard leaves its node")
-    with contextlib.suppress(CutMissed):
-        server.committed(status.cut, max(0.0, deadline - time.monotonic()))
-
-
-def _commit(server: ShardServer, deadline: float) -> Committed | None:
-    status = server.status()
-    if not any(status.dirty.values()):
-        return None
-    left = max(0.001, deadline - time.monotonic())
-    request = CutRequest(
-        number=_LAST_CUT,
-        generation=status.generation,
-        incarnation=status.incarnation,
-        step=min(status.watermarks),
-        kind="delta",
-        seconds=left,
-    )
-    server.cut(request)
-    return server.committed(_LAST_CUT, left)
