@@ -16,7 +16,7 @@ import torch
 
 from cpr_native._native import isa
 
-FILES = ("engine", "snapshot")
+FILES = ("engine", "snapshot", "cluster")
 
 
 class Figures:
@@ -26,7 +26,7 @@ class Figures:
         self._files: dict[str, dict[str, Any]] = {name: {} for name in FILES}
 
     def put(self, file: str, *path: str, **values: Any) -> None:
-        """Enter `values` at `path` of `file` ("engine" or "snapshot")."""
+        """Enter `values` at `path` of `file`, one of FILES."""
         place = self._files[file]
         for key in path:
             place = place.setdefault(key, {})

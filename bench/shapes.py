@@ -78,6 +78,9 @@ TIMED = {
     "S3": Shape(rows=(500_000,) * 8, dim=128, batch=2048, pooling=10),
     "S4": Shape(rows=KAGGLE_TABLE_SIZES, dim=16, batch=2048, measured=True),
     "S5": Shape(rows=(10_000_000,), dim=32, batch=65_536),
+    # Over shards: the whole model, and one whose four shards have 256 MB each.
+    "C1": Shape(rows=(1_000_000,) * 26, dim=64, batch=8192),
+    "C2": Shape(rows=(154_000,) * 26, dim=64, batch=2048),
 }
 CHECKED = {
     "S1": Shape(rows=(500,) * 26, dim=16, batch=128),
@@ -85,6 +88,8 @@ CHECKED = {
     "S3": Shape(rows=(2000,) * 2, dim=128, batch=64, pooling=10),
     "S4": Shape(rows=kaggle_table_sizes(0.0002), dim=16, batch=128, measured=True),
     "S5": Shape(rows=(10_000,), dim=32, batch=4096),
+    "C1": Shape(rows=(2000,) * 5, dim=64, batch=128),
+    "C2": Shape(rows=(2000,) * 5, dim=64, batch=128),
 }
 
 

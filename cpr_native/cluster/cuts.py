@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -19,6 +21,8 @@ from cpr_native.errors import CprError
 from cpr_native.policy import Policy, Scar, clears_dirty, exact_selections
 from cpr_native.store import ChainWriter, SegmentPart
 from cpr_native.store.chain_save import ChainSave
+
+_NICE = 10  # of the thread that writes: lookups and updates come first
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ class Cut:
     def _run(
         self, save: ChainSave, snapshot: Snapshot | CombinedSnapshot, info: dict[str, Any], started: float
     ) -> None:
+        with suppress(OSError, AttributeError):  # a thread of its own priority, where the system has such
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             committed = self._write(save, snapshot, info, started)
         except BaseException as error:
