@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from cpr_native.cluster.handle import WAITING
 from cpr_native.cluster.messages import Ack, RowIds, ShardStatus, Tag
 from cpr_native.cluster.server import ShardServer
+from cpr_native.cluster.shared_books import free_memory
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.ray import internals
-from cpr_native.ray.leaving import LeaveNotice, leave
+from cpr_native.ray.leaving import DRAIN, LeaveNotice, leave
 from cpr_native.ray.log import log, to_stderr
 from cpr_native.ray.metrics import ShardMetrics
 from cpr_native.ray.settings import ClusterSettings
@@ -110,7 +112,11 @@ class ShardActor:
 
     def _leave(self, reason: str) -> None:
         """Save what is not saved and end, so that Ray begins the next life elsewhere."""
-        leave(self._present, self._settings.grace, {**self._about, "reason": reason})
+        server = self._present
+        done = leave(server, self._settings.grace, {**self._about, "reason": reason})
+        if done is not None and reason == DRAIN:  # the next life is on another node
+            with contextlib.suppress(OSError):
+                free_memory(server.spec, server.shard)
         os._exit(1)
 
     @property
@@ -155,12 +161,16 @@ class ShardActor:
 
     @_group("watching")
     def finish(self, commit: bool) -> ShardStatus:
-        """Commit what is not saved if `commit`, and free the chain: the run ends."""
+        """Commit what is not saved if `commit`, free the chain and, once all is saved, shared memory."""
+        server, saved = self._present, True
         if commit:
-            leave(self._present, self._settings.grace, {**self._about, "reason": "the run ends"})
-        status = self._present.status()
-        self._present.close()
+            about = {**self._about, "reason": "the run ends"}
+            saved = leave(server, self._settings.grace, about) is not None
+        status = server.status()
+        server.close()
         self._metrics.close()
+        if saved:
+            free_memory(server.spec, server.shard)
         return status
 
 

@@ -206,10 +206,11 @@ class RayCluster:
         """End the run's shards and give their places back; a second call does nothing.
 
         `commit`: what is not saved is committed first, as far as each shard manages within `timeout` seconds
-        (by default `grace`). Other runs, nodes and Ray itself go on.
+        (by default `grace` and 10 s). Shared memory of shards that answer is freed. Other runs, nodes and Ray
+        itself go on.
         """
         settings = self.settings
-        wait = settings.grace + _STOP_SECONDS if timeout is None else timeout
+        wait = (settings.grace * commit + _STOP_SECONDS) if timeout is None else timeout
         actors = []
         for shard in range(self.record.shards):
             try:
@@ -217,14 +218,13 @@ class RayCluster:
             except ValueError:
                 continue
             actors.append((shard, actor))
-        if commit:
-            deadline = time.monotonic() + wait
-            asked = [(shard, actor.finish.remote(True)) for shard, actor in actors]
-            for shard, reference in asked:
-                try:
-                    answer(reference, deadline - time.monotonic(), shard)
-                except (CprError, TimeoutError, OSError) as error:
-                    log("shard_not_finished", run=settings.run, shard=shard, error=str(error))
+        deadline = time.monotonic() + wait
+        asked = [(shard, actor.finish.remote(commit)) for shard, actor in actors]
+        for shard, reference in asked:
+            try:
+                answer(reference, deadline - time.monotonic(), shard)
+            except (CprError, TimeoutError, OSError) as error:
+                log("shard_not_finished", run=settings.run, shard=shard, error=str(error))
         for _, actor in actors:
             ray.kill(actor, no_restart=True)
         _release_named(settings.namespace)

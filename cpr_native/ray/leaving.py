@@ -15,11 +15,12 @@ from cpr_native.errors import CprError
 from cpr_native.ray import internals
 from cpr_native.ray.log import log
 
+SIGTERM, DRAIN = "SIGTERM", "drain"
 _POLL = 0.5  # seconds between two looks at whether the node is drained
 
 
 class LeaveNotice:
-    """Calls `leave` once, in a thread of its own, with the reason: "SIGTERM" or "drain" of the node `node`.
+    """Calls `leave` once, in a thread of its own, with the reason: SIGTERM, or DRAIN of the node `node`.
 
     SIGTERM is seen only if this is made in the main thread; it then ends the process no more by itself.
     """
@@ -27,6 +28,7 @@ class LeaveNotice:
     def __init__(self, node: str, leave: Callable[[str], None]) -> None:
         self._node = node
         self._leave = leave
+        self._once = threading.Lock()
         self._told, self._tell = os.pipe()
         os.set_blocking(self._tell, False)
         if threading.current_thread() is threading.main_thread():
@@ -37,19 +39,18 @@ class LeaveNotice:
             log("no_sigterm", pid=os.getpid(), reason="the actor was not made in the main thread")
         threading.Thread(target=self._watch_signals, name="cpr-sigterm", daemon=True).start()
         threading.Thread(target=self._watch_node, name="cpr-drain", daemon=True).start()
-        self._once = threading.Lock()
 
     def _watch_signals(self) -> None:
         while True:
             if signal.SIGTERM in os.read(self._told, 64):
-                self._begin("SIGTERM")
+                self._begin(SIGTERM)
 
     def _watch_node(self) -> None:
         while True:
             time.sleep(_POLL)
             try:
                 if internals.draining(self._node):
-                    self._begin("drain")
+                    self._begin(DRAIN)
                     return
             except Exception as error:  # the control store is away: it comes back, or Ray ends this process
                 log("drain_unknown", pid=os.getpid(), error=f"{type(error).__name__}: {error}")

@@ -57,6 +57,9 @@ def test_a_killed_process_that_left_shared_memory(three_places: Lab) -> None:
     assert run.trainer.lost == [(0, 0)]
     for shard in (0, 1):
         run.check(shard, [(1, 9)])
+    assert len(list((three_places.folder / "shm").iterdir())) == 2
+    run.cluster.stop()
+    assert list((three_places.folder / "shm").iterdir()) == []
 
 
 def test_a_killed_node_with_a_spare(three_places: Lab) -> None:
@@ -93,19 +96,33 @@ def test_a_process_killed_in_a_save(three_places: Lab) -> None:
     run = Run(three_places, tables=(("a", 600_000, 32), ("b", 3, 8)))
     run.train(1, 2)
     run.save(2)
-    run.train(3, 4)
-    chain = Path(run.spec.store) / "shards" / "0"
-    manifests = len(list((chain / "manifests").iterdir()))
-    files = len(list((chain / "segments").rglob("*")))
-    number = run.cut(4)[0]
-    eventually(lambda: len(list((chain / "segments").rglob("*"))) > files, "the begin of the save")
-    os.kill(run.pid(0), signal.SIGKILL)
-    unfinished = len(list((chain / "manifests").iterdir())) == manifests
+    number, saved, last = kill_in_a_save(run, saved=2)
     with pytest.raises(ShardLost):
         run.committed(number)
-    run.train(5, 6)
-    assert unfinished, "the save was over before the process was killed: use larger tables"
-    check_lost_since(run, saved=2, failed_after=4, last=6)
+    run.train(last + 1, last + 2)
+    check_lost_since(run, saved=saved, failed_after=last, last=last + 2)
+
+
+def kill_in_a_save(run: Run, saved: int) -> tuple[int, int, int]:
+    """Stop shard 0 when a save has begun and kill it, unless it was quicker: then two steps later.
+
+    Returns the number of the cut, the step of the save before it, and its own.
+    """
+    chain = Path(run.spec.store) / "shards" / "0"
+    for step in range(saved + 2, saved + 22, 2):
+        run.train(step - 1, step)
+        manifests = len(list((chain / "manifests").iterdir()))
+        files = len(list((chain / "segments").rglob("*")))
+        number = run.cut(step)[0]
+        eventually(lambda n=files: len(list((chain / "segments").rglob("*"))) > n, "the begin of the save")
+        os.kill(run.pid(0), signal.SIGSTOP)
+        if len(list((chain / "manifests").iterdir())) == manifests:
+            os.kill(run.pid(0), signal.SIGKILL)
+            return number, saved, step
+        os.kill(run.pid(0), signal.SIGCONT)
+        run.committed(number)
+        saved = step
+    pytest.fail("every save was over before its process was stopped: use larger tables")
 
 
 def test_a_drained_node(three_places: Lab) -> None:
