@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native.cluster.handle import ShardDirectory, ShardHandle
-from cpr_native.cluster.link import Sender, SentUpdate, ShardLink, ShardLoss
+from cpr_native.cluster.link import ShardLink
 from cpr_native.cluster.messages import RowIds
+from cpr_native.cluster.sending import Sender, SentUpdate, ShardLoss
 
 __all__ = ["Lookups", "ShardClients", "ShardLoss"]
 
@@ -95,6 +97,8 @@ class ShardClients:
             on_lost=on_lost,
         )
         self._links = [ShardLink(directory, shard, self._sender) for shard in range(directory.shards)]
+        for link in self._links:
+            link.meanwhile = partial(self._notice, link)
 
     @property
     def shards(self) -> int:
@@ -212,6 +216,12 @@ class ShardClients:
         self._sender.step = applied + 1
         for link in self._links:
             link.begin()
+
+    def _notice(self, waiting: ShardLink) -> None:
+        """See to it that a shard that was lost is not what others wait for."""
+        for link in self._links:
+            if link is not waiting:
+                link.notice()
 
     def forget(self, shard: int, step: int) -> None:
         """Note that the shard committed step `step`: lookups up to it can't be lost any more."""

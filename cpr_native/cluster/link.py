@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -12,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpr_native.cluster.handle import Pending, ShardDirectory, ShardHandle, ShardLost
-from cpr_native.cluster.messages import Ack, QueueFull, Resumed, RowIds, Tag, WrongIncarnation
+from cpr_native.cluster.messages import QueueFull, Resumed, RowIds, Tag, WrongIncarnation
+from cpr_native.cluster.sending import Sender, SentUpdate, ShardLoss
+from cpr_native.cluster.waiting import SLICE, waited
 
 T = TypeVar("T")
 
@@ -23,63 +24,25 @@ _PAUSE = 0.005  # seconds, before a full queue or a watermark is looked at again
 _GONE = (ShardLost, WrongIncarnation)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardLoss:
-    """A life of a shard ended, and the next one goes on.
-
-    `incarnation`: of the next one. `lost_steps`: steps of this rank that were acknowledged and are not in the
-    rows of the next; `lost_lookups`: the lookups whose updates they were. `resent`: updates that were sent
-    again, to be applied once, of `resent_lookups`. `seconds`: from when the loss was noticed.
-    """
-
-    shard: int
-    incarnation: int
-    lost_steps: int
-    lost_lookups: int
-    resent: int
-    resent_lookups: int
-    seconds: float
-
-
-@dataclass(kw_only=True)
-class Sender:
-    """Who sends, and how long it waits; shared by the links of one trainer."""
-
-    rank: int
-    ranks: int
-    generation: int
-    step: int  # whose update is to be sent next
-    timeout: float
-    patience: float
-    window: int
-    resumes: bool
-    on_lost: Callable[[ShardLoss], None] | None
-
-
-@dataclass(eq=False)
-class SentUpdate:
-    """One step's update of one shard; `pending` is its answer's, None before it is sent."""
-
-    step: int
-    rows: RowIds
-    gradient: NDArray[np.float32]
-    multiplicity: NDArray[np.uint32]
-    pending: Pending[Ack] | None = None
-    acknowledged: bool = False
-
-
 class ShardLink:
-    """Calls of one trainer to one shard, from one thread at a time; `ShardClients` says what they raise."""
+    """Calls of one trainer to one shard, from one thread at a time; `ShardClients` says what they raise.
+
+    `meanwhile` is called now and then in waits for other ranks: one of them may wait for this rank to notice
+    that another shard was lost.
+    """
 
     def __init__(self, directory: ShardDirectory, shard: int, sender: Sender) -> None:
         self.shard = shard
         self.total = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._lost_until = 0  # up to which lost steps are counted
         self._directory = directory
         self._sender = sender
         self._kept: deque[SentUpdate] = deque()
         self._lookups: deque[tuple[int, int]] = deque()  # of each step since the last commit
         self._scalars: list[tuple[int, dict[str, float]]] = []
         self._pending_scalars: deque[Pending[None]] = deque()
+        self._sign: tuple[ShardHandle, Pending[Any]] | None = None
         self.handle = self._first_life()
 
     @property
@@ -93,6 +56,7 @@ class ShardLink:
         self._lookups.clear()
         self._scalars.clear()
         self._pending_scalars.clear()
+        self._lost_until = 0
         self.handle = self._first_life()
 
     def try_lookup(self, step: int, rows: RowIds) -> tuple[ShardHandle, Pending[NDArray[np.float32]] | None]:
@@ -114,11 +78,25 @@ class ShardLink:
             try:
                 if pending is None:
                     raise ShardLost(f"shard {self.shard}, incarnation {handle.incarnation}: lost")
-                return pending.result(self._sender.timeout)
+                return waited(pending, self._sender.timeout, self.meanwhile)
             except _GONE as error:
                 self._next_life(handle, error)
             sent = self.try_lookup(step, rows)
         raise ShardLost(f"shard {self.shard}: {_LIVES} of its lives ended during one lookup")
+
+    def notice(self) -> None:
+        """Go on with the next life if the present one is gone; waits for no answer of it."""
+        handle = self.handle
+        try:
+            if self._sign is None or self._sign[0] is not handle:
+                self._sign = (handle, handle.call("status"))
+            self._sign[1].result(0.0)
+            self._sign = None
+        except TimeoutError:
+            return
+        except _GONE as error:
+            self._sign = None
+            self._next_life(handle, error)
 
     def keep(self, update: SentUpdate) -> None:
         """Take charge of the next step's update: it is sent by `send`, or told to the next life."""
@@ -143,6 +121,7 @@ class ShardLink:
     def settle(self, limit: float) -> None:
         """Return when everything kept is applied; TimeoutError at monotonic time `limit`."""
         self.reap(0)
+        looked = monotonic()
         while self._kept:
             # Whoever sent the last update of a step heard that it is applied, the others did not.
             status = self.call("status")
@@ -154,6 +133,9 @@ class ShardLink:
                     f"shard {self.shard}: step {self._kept[0].step} of rank {self._sender.rank} is not "
                     "applied: other ranks have not sent theirs, or a cut holds it up"
                 )
+            if monotonic() > looked + SLICE:
+                self.meanwhile()
+                looked = monotonic()
             sleep(_PAUSE)
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
@@ -241,6 +223,7 @@ class ShardLink:
             except QueueFull:
                 if monotonic() > limit:
                     raise
+                self.meanwhile()
                 sleep(_PAUSE)
                 for update in waiting:  # those after it were refused too, for the gap
                     self._send(update)
@@ -270,13 +253,14 @@ class ShardLink:
             except BaseException:
                 self.handle = lost  # the next call begins with this again
                 raise
+        begin = max(first - resumed.lost, self._lost_until + 1)  # no step is lost twice
+        self._lost_until = max(self._lost_until, first - 1)
         if sender.on_lost is not None:
-            begin = first - resumed.lost
             sender.on_lost(
                 ShardLoss(
                     shard=self.shard,
                     incarnation=resumed.incarnation,
-                    lost_steps=resumed.lost,
+                    lost_steps=max(0, first - begin),
                     lost_lookups=sum(n for step, n in self._lookups if begin <= step < first),
                     resent=len(self._kept),
                     resent_lookups=sum(int(u.multiplicity.sum(dtype=np.int64)) for u in self._kept),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ class Trainer:
             try:
                 return call()
             except ShardLost:
-                self.reconnect(shard)
+                with suppress(ShardLost):  # that life may end, too: the next call says so
+                    self.reconnect(shard)
 
     def reconnect(self, shard: int) -> None:
         """Go on with the next life of a shard: what was acknowledged is lost, the rest is sent again."""
