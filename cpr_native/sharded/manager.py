@@ -11,6 +11,7 @@ import torch
 from cpr_native.cluster.coordinator import Coordinator
 from cpr_native.cluster.cuts import check_policy
 from cpr_native.cluster.spec import ClusterSpec
+from cpr_native.errors import CprError
 from cpr_native.overhead import ClosedLoop, Costs, Job, Plan, plan
 from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
@@ -23,6 +24,8 @@ from cpr_native.recovery.report import Cut, RecoveryReport, SaveReport
 from cpr_native.sharded.collection import ShardedEmbeddingBagCollection
 from cpr_native.sharded.going_on import GoesOn
 from cpr_native.sharded.saves import ClusterSaves
+
+_STARTS = 5
 
 
 class ClusterManager(GoesOn):
@@ -130,14 +133,25 @@ class ClusterManager(GoesOn):
         return self._saves.missed
 
     def start(self) -> None:
-        """Begin the base that a failure before the first due save goes back to; no effect once started.
+        """Commit the base that a failure before the first due save goes back to; no effect once started.
 
-        Raises ValueError when the store holds commits: `resume()` goes on from them.
+        Returns when it is durable, also where shards are lost meanwhile. Raises ValueError when the store
+        holds commits: `resume()` goes on from them; CprError when it can't be made.
         """
-        if not self._running:
-            restore.check_empty(self._store)
-            self._running = True
+        if self._running:
+            return
+        restore.check_empty(self._store)
+        self._running = True
+        for _ in range(_STARTS):
             self._begin("base", "start")
+            self.flush()
+            done = self._saves.exact_step >= 0
+            if done if self._gang is None else self._gang.from_one(done, 0):
+                return
+            self._handles()  # a lost one is waited for
+            self._clients.begin(self._clients.generation, self._clients.step - 1)
+        self._running = False
+        raise CprError(f"{self._store}: no base could be committed in {_STARTS} tries")
 
     def step(self, samples: int) -> None:
         """Count a finished training step of `samples` samples, and begin a save when one is due.

@@ -184,6 +184,23 @@ def test_a_shard_lost_during_a_save_makes_it_come_to_nothing(tmp_path: Path) -> 
     assert verify(tmp_path) == []
 
 
+def test_the_base_is_there_when_training_begins(tmp_path: Path) -> None:
+    with job(tmp_path, Delta()) as trainer:
+        manager, begin = trainer.manager, trainer.manager._coordinator.begin  # type: ignore[union-attr]
+
+        def losing(*args: Any, **options: Any) -> Any:
+            cut = begin(*args, **options)
+            if not manager.missed:
+                trainer.directory.kill(0)
+            return cut
+
+        manager._coordinator.begin = losing  # type: ignore[method-assign, union-attr]
+        manager.start()
+        assert manager.missed >= 1
+        assert CheckpointStore(tmp_path).latest().step == 0
+        manager.close()
+
+
 def test_another_trainer_goes_on_from_the_newest_point(tmp_path: Path) -> None:
     want = undisturbed(tmp_path / "a")
     spec = spec_of(tmp_path / "b", TABLES)
