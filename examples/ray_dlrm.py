@@ -45,7 +45,7 @@ from cpr_native.ray.network import loopback_only
 from cpr_native.sharded import ClusterManager, ShardedEmbeddingBagCollection
 from cpr_native.store import Placement
 
-OUT = Console(highlight=False, soft_wrap=True)
+OUT = Console(highlight=False, width=None if os.isatty(1) else 130)
 FRACTION = 0.125
 HOURS = 56.0  # that the job stands for, with a failure every 28 of them
 
@@ -195,8 +195,8 @@ def make_spec(options: argparse.Namespace, sizes: tuple[int, ...], store: str) -
 def report(training: Training, quality: float | None) -> None:
     """Print what the failures did."""
     table = Table(title="\nWhat the failures did", title_justify="left", box=None)
-    for name in ("failure", "shard", "after step", "training on after", "lost lookups", "rows", "others"):
-        table.add_column(name, justify="left" if name == "failure" else "right")
+    for name in ("failure", "shard", "at step", "training on after", "lost lookups", "rows", "other shards"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "failure" else "right")
     now, failed = training.pids(), {failure.shard for failure in training.failures}
     for failure, recovery in zip(training.failures, training.manager.recoveries, strict=False):
         others = [s for s in range(training.spec.shards) if s not in failed]
@@ -208,7 +208,7 @@ def report(training: Training, quality: float | None) -> None:
             "-" if failure.went_on is None else f"{failure.went_on:.2f} s",
             f"{recovery.lost_lookups:,}",
             f"{recovery.rows_restored:,} restored, {recovery.rows_reset:,} new",
-            f"{same} of {len(others)} kept their process",
+            f"{same} of {len(others)} kept theirs",
         )
     manager = training.manager
     OUT.print(table)
