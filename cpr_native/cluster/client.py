@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -14,6 +17,7 @@ from cpr_native.cluster.handle import ShardDirectory, ShardHandle
 from cpr_native.cluster.link import ShardLink
 from cpr_native.cluster.messages import RowIds
 from cpr_native.cluster.sending import Sender, SentUpdate, ShardLoss
+from cpr_native.cluster.watching import watch
 
 __all__ = ["Lookups", "ShardClients", "ShardLoss"]
 
@@ -21,7 +25,10 @@ __all__ = ["Lookups", "ShardClients", "ShardLoss"]
 class Lookups:
     """The answers of all shards to one lookup, while they are on their way; see `ShardClients.lookup`."""
 
-    def __init__(self, links: Sequence[ShardLink], step: int, rows: Sequence[RowIds]) -> None:
+    def __init__(
+        self, clients: ShardClients, links: Sequence[ShardLink], step: int, rows: Sequence[RowIds]
+    ) -> None:
+        self._clients = clients
         self._links = links
         self._step = step
         self._rows = tuple(rows)
@@ -37,7 +44,8 @@ class Lookups:
 
         Waits for the next life of a shard that is lost, and asks it.
         """
-        return self._links[shard].looked_up(self._step, self._rows[shard], self._sent[shard])
+        with self._clients._calling():
+            return self._links[shard].looked_up(self._step, self._rows[shard], self._sent[shard])
 
 
 class ShardClients:
@@ -45,7 +53,9 @@ class ShardClients:
 
     Updates are kept until they are applied. When the process of a shard is lost, the call that notices it
     waits for the next life, tells it where this rank is, sends it the updates that are kept, calls `on_lost`
-    and goes on.
+    and goes on. Other ranks may wait for that, while this one waits for them elsewhere, in a collective of
+    `torch.distributed` say: of several ranks each has a thread that does the same between its calls, until
+    `close`.
 
     Args:
         directory: where the shards are.
@@ -58,7 +68,7 @@ class ShardClients:
         window: updates of a shard that may be without an answer; at least 1.
         resumes: False leaves a lost shard lost: ShardLost is raised to the trainer, which brings all shards
             to one step and calls `begin`.
-        on_lost: told of every loss, by the thread that calls.
+        on_lost: told of every loss, by the thread that calls, at the end of a call.
 
     Raises (each of its calls):
         TimeoutError: no answer in time.
@@ -85,6 +95,9 @@ class ShardClients:
         if window < 1:
             raise ValueError(f"window: expected at least 1, got {window}")
         self.directory = directory
+        self.on_lost = on_lost
+        self._losses: deque[ShardLoss] = deque()
+        self._lock = threading.RLock()  # held by a call as long as it lasts
         self._sender = Sender(
             rank=rank,
             ranks=ranks,
@@ -94,11 +107,12 @@ class ShardClients:
             patience=patience,
             window=window,
             resumes=resumes,
-            on_lost=on_lost,
+            on_lost=self._losses.append,
         )
         self._links = [ShardLink(directory, shard, self._sender) for shard in range(directory.shards)]
         for link in self._links:
             link.meanwhile = partial(self._notice, link)
+        self._stop = None if ranks == 1 else watch(self)
 
     @property
     def shards(self) -> int:
@@ -135,15 +149,6 @@ class ShardClients:
         self._sender.resumes = value
 
     @property
-    def on_lost(self) -> Callable[[ShardLoss], None] | None:
-        """What is told of losses."""
-        return self._sender.on_lost
-
-    @on_lost.setter
-    def on_lost(self, value: Callable[[ShardLoss], None] | None) -> None:
-        self._sender.on_lost = value
-
-    @property
     def lookups(self) -> NDArray[np.int64]:
         """Lookups whose updates this rank has sent to each shard so far: int64 [shards]."""
         return np.array([link.total for link in self._links], np.int64)
@@ -162,7 +167,8 @@ class ShardClients:
 
         `rows`: of each shard. `step`: the one that they are for, None for the next.
         """
-        return Lookups(self._links, self._sender.step if step is None else step, rows)
+        with self._calling():
+            return Lookups(self, self._links, self._sender.step if step is None else step, rows)
 
     def update(
         self,
@@ -177,6 +183,15 @@ class ShardClients:
         be of an earlier step's update; the step counts as sent, and what is not sent yet is sent by the next
         call.
         """
+        with self._calling():
+            return self._update(rows, gradients, multiplicities)
+
+    def _update(
+        self,
+        rows: Sequence[RowIds],
+        gradients: Sequence[NDArray[np.float32]],
+        multiplicities: Sequence[NDArray[np.uint32]],
+    ) -> int:
         step = self._sender.step
         updates = [SentUpdate(step, *parts) for parts in zip(rows, gradients, multiplicities, strict=True)]
         for link, update in zip(self._links, updates, strict=True):
@@ -193,29 +208,32 @@ class ShardClients:
 
         Every rank calls it alike; rank 0 sends it. What a shard refuses is raised by a later call.
         """
-        if self._sender.rank == 0:
-            for link in self._links:
+        with self._calling():
+            for link in self._links if self._sender.rank == 0 else ():
                 link.set_scalars(scalars)
 
     def settle(self, timeout: float) -> None:
         """Return when everything that was sent is applied; raises TimeoutError after `timeout` seconds."""
         limit = monotonic() + timeout
-        for link in self._links:
-            link.settle(limit)
+        with self._calling():
+            for link in self._links:
+                link.settle(limit)
 
     def call(self, shard: int, method: str, *args: Any) -> Any:
         """Call any method of a shard that may be repeated, and wait for its answer."""
-        return self._links[shard].call(method, *args)
+        with self._calling():
+            return self._links[shard].call(method, *args)
 
     def begin(self, generation: int, applied: int) -> None:
         """Go on as another generation, to which the shards were brought: step `applied + 1` is the next.
 
         What was kept is dropped, and the present lives of all shards are looked up.
         """
-        self._sender.generation = generation
-        self._sender.step = applied + 1
-        for link in self._links:
-            link.begin()
+        with self._calling():
+            self._sender.generation = generation
+            self._sender.step = applied + 1
+            for link in self._links:
+                link.begin()
 
     def _notice(self, waiting: ShardLink) -> None:
         """See to it that a shard that was lost is not what others wait for."""
@@ -225,4 +243,33 @@ class ShardClients:
 
     def forget(self, shard: int, step: int) -> None:
         """Note that the shard committed step `step`: lookups up to it can't be lost any more."""
-        self._links[shard].forget(step)
+        with self._lock:
+            self._links[shard].forget(step)
+
+    def look(self) -> None:
+        """Go on with the next lives of shards that were lost, unless a call is under way, which does that."""
+        if self._sender.resumes and self._lock.acquire(blocking=False):
+            try:
+                for link in self._links:
+                    with suppress(Exception):  # the next call meets it again
+                        link.notice()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """End the thread that looks at the shards, before the connection to them ends."""
+        if self._stop is not None:
+            self._stop.set()
+            with self._lock:  # what it does is done
+                pass
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            finally:
+                while self._losses:
+                    loss = self._losses.popleft()
+                    if self.on_lost is not None:
+                        self.on_lost(loss)

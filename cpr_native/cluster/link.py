@@ -155,7 +155,11 @@ class ShardLink:
 
     def call(self, method: str, *args: Any) -> Any:
         """Call any method that may be repeated, and wait for its answer."""
-        return self.carefully(lambda: self.handle.call(method, *args).result(self._sender.timeout))
+
+        def ask() -> Any:
+            return waited(self.handle.call(method, *args), self._sender.timeout, self.meanwhile)
+
+        return self.carefully(ask)
 
     def forget(self, step: int) -> None:
         """Note that lookups up to `step` can't be lost any more."""
@@ -215,7 +219,10 @@ class ShardLink:
             oldest = waiting[0]
             assert oldest.pending is not None
             try:
-                ack = oldest.pending.result(timeout if len(waiting) > most else 0.0)
+                if len(waiting) > most:
+                    ack = waited(oldest.pending, timeout, self.meanwhile)
+                else:
+                    ack = oldest.pending.result(0.0)
             except TimeoutError:
                 if len(waiting) > most:
                     raise

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster.client_jobs import Job, cut, running
+from cluster.client_jobs import Job, cut, running, train_together
 from cluster.cluster_jobs import TIMEOUT, LocalTables, spec_of
 from cluster.cluster_trainers import check_same, cluster_state
 
-from cpr_native.cluster.client import ShardLoss
+from cpr_native.cluster.client import ShardClients, ShardLoss
 from cpr_native.cluster.handle import Pending, ShardHandle
 from cpr_native.cluster.local import LocalDirectory
 
@@ -233,3 +236,53 @@ def test_committed_steps_are_no_loss(tmp_path: Path) -> None:
         job.train(1)
         (loss,) = losses
         assert (loss.lost_steps, loss.lost_lookups) == (3, sent - at_commit)
+
+
+def test_a_rank_that_waits_elsewhere_tells_the_next_life_where_it_is(tmp_path: Path) -> None:
+    """As in a collective of trainers: rank 1 makes no call, and rank 0's lookup waits for its word."""
+    spec = spec_of(tmp_path, ranks=2, lookup_seconds=10.0)
+    losses: list[list[ShardLoss]] = [[], []]
+    with running(spec) as directory:
+        jobs = [Job.of(directory, spec, rank=rank, ranks=2, on_lost=losses[rank].append) for rank in range(2)]
+        train_together(jobs, 2)
+        for job in jobs:
+            job.clients.settle(TIMEOUT)
+        directory.kill(1)
+        found = jobs[0].look_up()
+        for shard in range(3):
+            found.result(shard)
+        assert [len(each) for each in losses] == [1, 0]
+        other = jobs[1].look_up()  # is told of the loss now, in its own thread
+        assert [[loss.lost_steps for loss in each] for each in losses] == [[2], [2]]
+        jobs[0].send(found)
+        jobs[1].send(other)
+        for job in jobs:
+            job.clients.settle(TIMEOUT)
+            job.clients.close()
+        assert jobs[0].clients.call(1, "status").watermarks == (3, 3)
+
+
+def test_the_thread_that_looks_ends(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, ranks=2)
+
+    def looking() -> int:
+        return sum(thread.name == "cpr-clients" for thread in threading.enumerate())
+
+    def ends(before: int) -> bool:
+        limit = monotonic() + TIMEOUT
+        while looking() > before and monotonic() < limit:
+            sleep(0.05)
+        return looking() <= before
+
+    with running(spec) as directory:
+        gc.collect()
+        before = looking()
+        closed = ShardClients(directory, rank=0, ranks=2)
+        dropped = ShardClients(directory, rank=1, ranks=2)
+        assert looking() == before + 2
+        closed.close()
+        closed.close()
+        assert closed.call(0, "status").shard == 0
+        del dropped
+        gc.collect()
+        assert ends(before)
