@@ -12,10 +12,13 @@ import pytest
 from cluster.cluster_jobs import spec_of
 from ray_lab import Lab, eventually, pid_is_gone
 from ray_runs import Run
+from ray_training import trainer_of
+from sharded.test_manager import undisturbed
 
 from cpr_native.cli import main
 from cpr_native.cluster.handle import ShardLost
 from cpr_native.errors import CprError, SchemaMismatchError
+from cpr_native.policy import Delta, Mfu
 from cpr_native.ray import ClusterSettings, RayCluster, publish_progress, runs
 from cpr_native.store import CheckpointStore
 
@@ -235,3 +238,34 @@ def test_the_probe_finds_a_store_that_is_another_one(three_places: Lab) -> None:
         three_places.launch(spec_of(store, shards=2))
     assert runs() == []
     assert list(store.iterdir()) == []
+
+
+def test_a_full_recovery_of_a_job_ends_as_if_nothing_had_happened(three_places: Lab, tmp_path: Path) -> None:
+    trainer, shards = trainer_of(three_places, Delta())
+    before = shards.pids()
+    with trainer.manager as manager:
+        manager.start()
+        trainer.train(before={13: lambda: shards.kill(1)})
+    assert trainer.state() == undisturbed(tmp_path)
+    (report,) = manager.recoveries
+    assert (report.mode, report.shards) == ("full", (1,))
+    assert report.lost_samples > 0
+    after = shards.pids()
+    assert (after[0], after[2]) == (before[0], before[2])
+
+
+def test_a_partial_recovery_of_a_job_is_reported(three_places: Lab) -> None:
+    trainer, shards = trainer_of(three_places, Mfu(fraction=0.25))
+    before = shards.pids()
+    with trainer.manager as manager:
+        manager.start()
+        trainer.train(before={13: lambda: shards.kill(1)})
+    (report,) = manager.recoveries
+    assert (report.mode, report.shards, report.restart) == ("partial", (1,), False)
+    assert report.lost_lookups > 0
+    assert manager.pls == report.pls > 0.0
+    assert report.rows_restored > 0
+    assert report.seconds > 0.0
+    assert manager.steps == 24
+    after = shards.pids()
+    assert (after[0], after[2]) == (before[0], before[2])
