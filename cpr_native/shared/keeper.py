@@ -116,4 +116,6 @@ def keep(name: str) -> bool:
 
 
 if __name__ == "__main__":
+    # Whoever waits for the end of the process that started this one would wait for its inherited pipes, too.
+    os.closerange(3, max(os.sysconf("SC_OPEN_MAX"), 4096))
     keep(sys.argv[1])

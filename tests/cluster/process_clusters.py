@@ -21,7 +21,11 @@ class Cluster:
     def __init__(self, path: Path, *, ranks: int = 1, **options: Any) -> None:
         self.spec: ClusterSpec = spec_of(path, shards=2, ranks=ranks, **options)
         self.coordinator = Coordinator(
-            CheckpointStore(path), self.spec.schema, self.spec.placement, run_id="run", timeout=TIMEOUT
+            CheckpointStore(path),
+            self.spec.schema,
+            self.spec.placement,
+            run_id=self.spec.run_id,
+            timeout=TIMEOUT,
         )
         self.directory = ProcessDirectory(self.spec)
         self.trainers = [Trainer(self.directory, self.spec, rank=r, ranks=ranks) for r in range(ranks)]
