@@ -1,139 +1,138 @@
-"""Two DDP trainers inside Ray Train, over shards that are Ray actors."""
+"""Two DDP trainers of Ray Train over shards of its cluster, one of which dies (`make test-cluster`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ray_lab import SECONDS, Lab, lab
-from sharded.sharded_jobs import spec_of, table_state, tables_of
-from sharded.test_sharded_ranks import trained_by_hand
+import torch
+from ray_lab import lab
+from sharded.sharded_jobs import bags_of, sharded_of, shards_of, spec_of, tables_of
+from torch import nn
 
-pytest.importorskip("ray.train", reason="the extra `ray[train]` is not installed", exc_type=ImportError)
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),
+]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
-
-STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def two_places() -> Iterator[Lab]:
-    """Two places for shards; the trainers run where there is a processor left."""
-    with lab(2) as made:
-        yield made
+STEPS, KILL_AT, RANKS, SHARDS = 8, 4, 2, 2
 
 
-@pytest.fixture
-def places(two_places: Lab) -> Lab:
-    """The same with no run on it."""
-    two_places.heal()
-    return two_places
+def top_of(width: int) -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(width, 1)
 
 
-def fit(places: Lab, spec: Any, run: str, folder: Path, *, kill: int) -> list[dict[str, Any]]:
-    """Train in two workers; returns what each found. Before step `kill` shard 0's process is killed."""
+def make_loop() -> Callable[[dict[str, Any]], None]:
+    """Return what each worker does; as a closure it is pickled by value, and imports what it needs."""
+
+    def loop(config: dict[str, Any]) -> None:
+        import json
+        import os
+        import signal
+        import sys
+
+        sys.path[:0] = config["path"]
+        import ray.train
+        import torch
+        from ray.train.torch import prepare_model
+        from sharded.sharded_jobs import bags_of, sharded_of
+
+        from cpr_native.ray import RayCluster
+
+        torch.set_num_threads(1)
+        spec, rank = config["spec"], ray.train.get_context().get_world_rank()
+        shards = RayCluster.attach(config["run"]).shards
+        bags = sharded_of(shards, spec, rank=rank, ranks=config["ranks"])
+        torch.manual_seed(1)
+        top = prepare_model(torch.nn.Linear(bags.output_dim, 1))
+        optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
+        for step in range(1, config["steps"] + 1):
+            if step == config["kill_at"] and rank == 0:
+                os.kill(shards.handle(0).life.pid, signal.SIGKILL)
+            batch = bags_of(spec.tables, 10 * step + rank)
+            loss = top(bags(batch.ids, batch.offsets)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        bags.clients.settle(60.0)
+        weights = [parameter.detach().flatten().tolist() for parameter in top.parameters()]
+        with open(f"{config['out']}/{rank}", "a", encoding="ascii") as out:
+            print(json.dumps(weights), file=out)
+
+    return loop
+
+
+def together(spec: Any) -> tuple[dict[tuple[str, int], Any], list[list[float]]]:
+    """The same training with both ranks in this process and the mean of their dense gradients."""
+    with shards_of(spec) as directory:
+        bags = [sharded_of(directory, spec, rank=rank, ranks=RANKS) for rank in range(RANKS)]
+        top = top_of(bags[0].output_dim)
+        optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
+        for step in range(1, STEPS + 1):
+            losses = []
+            for rank in range(RANKS):
+                batch = bags_of(spec.tables, 10 * step + rank)
+                losses.append(top(bags[rank](batch.ids, batch.offsets)).square().mean())
+            optimizer.zero_grad()
+            for loss in losses:
+                loss.backward()
+            for parameter in top.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= RANKS
+            optimizer.step()
+        for each in bags:
+            each.clients.settle(60.0)
+        return rows_of(directory, spec), [p.detach().flatten().tolist() for p in top.parameters()]
+
+
+def rows_of(directory: Any, spec: Any) -> dict[tuple[str, int], Any]:
+    return {
+        (table.name, shard): directory.handle(shard).call("rows", table.name).result(60.0)
+        for table in spec.tables
+        for shard in range(SHARDS)
+    }
+
+
+def test_two_ddp_trainers_go_on_when_a_shard_dies(tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    from sharded.sharded_jobs import bags_of  # isort: skip
-
-    batches = [[bags_of(spec.tables, 2 * step + rank, batch=4) for step in range(STEPS)] for rank in range(2)]
-    given = [
-        [(bags.ids.numpy(), bags.offsets.numpy()) for bags in own] for own in batches
-    ]  # the workers don't have the tests' modules
-
-    def loop(config: dict[str, Any]) -> None:
-        import os
-        import signal
-
-        import torch
-        from ray import train
-        from ray.train.torch import prepare_model
-
-        from cpr_native.cluster.client import ShardClients
-        from cpr_native.ray import RayCluster
-        from cpr_native.sharded import ShardedEmbeddingBagCollection
-
-        torch.set_num_threads(1)
-        rank = train.get_context().get_world_rank()
-        losses: list[Any] = []
-        shards = RayCluster.attach(config["run"]).shards
-        clients = ShardClients(
-            shards, rank=rank, ranks=train.get_context().get_world_size(), on_lost=losses.append
-        )
-
-        class Model(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.tables = ShardedEmbeddingBagCollection(config["spec"], clients)
-                torch.manual_seed(0)
-                self.top = torch.nn.Linear(self.tables.output_dim, 1)
-
-            def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-                return self.top(self.tables(ids, offsets))
-
-        model = prepare_model(Model())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found = []
-        batches = [tuple(map(torch.tensor, batch)) for batch in config["batches"][rank]]
-        for step, (ids, offsets) in enumerate(batches, start=1):
-            if step == config["kill"] and rank == 0:
-                clients.settle(60.0)
-                os.kill(clients.call(0, "status").pid, signal.SIGKILL)
-            optimizer.zero_grad()
-            loss = model(ids, offsets).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        clients.settle(60.0)
-        about = {
-            "losses": found,
-            "dense": [parameter.detach().flatten().tolist() for parameter in model.parameters()],
-            "lost": [[loss.shard, loss.lost_steps] for loss in losses],
-            "pid": os.getpid(),
+    tables = tables_of()
+    expected, weights = together(spec_of(tmp_path / "store", tables, ranks=RANKS, shards=SHARDS))
+    with lab(SHARDS) as place:
+        for _ in range(RANKS):
+            place.nodes.add(resources={"trainer": 1})
+        place.nodes.wait()
+        spec = spec_of(place.store(), tables, ranks=RANKS, shards=SHARDS, shared=str(place.folder / "shm"))
+        run = place.launch(spec)
+        config = {
+            "path": sys.path,
+            "spec": spec,
+            "run": run.settings.run,
+            "ranks": RANKS,
+            "steps": STEPS,
+            "kill_at": KILL_AT,
+            "out": str(tmp_path),
         }
-        with open(os.path.join(config["folder"], f"rank-{rank}.json"), "w", encoding="utf-8") as file:
-            json.dump(about, file)
-        train.report({})
-
-    folder.mkdir()
-    result = TorchTrainer(
-        loop,
-        train_loop_config={
-            "run": run, "spec": spec, "batches": given, "kill": kill, "folder": str(folder),
-        },
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.1}),
-        run_config=RunConfig(storage_path=str(places.folder), name=folder.name),
-    ).fit()  # fmt: skip
-    assert result.error is None
-    return [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-
-
-def test_trainers_are_as_two_in_one_process(places: Lab, tmp_path: Path) -> None:
-    spec = spec_of(places.store(), tables_of("SUM", "MEAN", "SUM"), ranks=2, shards=2)
-    cluster = places.launch(spec)
-    found = fit(places, spec, cluster.settings.run, tmp_path / "whole", kill=0)
-    expected = trained_by_hand(tmp_path / "by hand")
-    assert found[0]["dense"] == found[1]["dense"]
-    for mine, other in zip(found[0]["dense"], expected["dense"], strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
-    for name, rows in expected["rows"].items():
-        np.testing.assert_allclose(table_state(cluster.shards, name)["weight"], rows, rtol=1e-4, atol=1e-6)
-    assert found[0]["lost"] == found[1]["lost"] == []
-
-
-def test_trainers_keep_their_processes_when_a_shard_dies(places: Lab, tmp_path: Path) -> None:
-    """Nothing was saved: the steps before are lost, by both ranks, and training goes on."""
-    spec = spec_of(places.store(), tables_of("SUM", "MEAN", "SUM"), ranks=2, shards=2)
-    cluster = places.launch(spec)
-    other = cluster.shards.handle(1).call("status").result(SECONDS).pid
-    found = fit(places, spec, cluster.settings.run, tmp_path / "killed", kill=3)
-    assert [each["lost"] for each in found] == [[[0, 2]], [[0, 2]]]
-    assert [len(each["losses"]) for each in found] == [STEPS, STEPS]
-    assert cluster.shards.handle(1).call("status").result(SECONDS).pid == other
-    status = cluster.shards.handle(0).call("status").result(SECONDS)
-    assert (status.incarnation, status.watermarks) == (2, (STEPS, STEPS))
+        result = TorchTrainer(
+            make_loop(),
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=RANKS, resources_per_worker={"trainer": 1}),
+            run_config=RunConfig(name="train", storage_path=str(place.folder / "train")),
+        ).fit()
+        assert result.error is None
+        assert run.shards.reconnect(0, 60.0, after=1).incarnation == 2
+        found = rows_of(run.shards, spec)
+        for key, table in expected.items():
+            for name in ("weight", "state", "count"):
+                assert np.array_equal(found[key][name], table[name]), (key, name)
+        for rank in range(RANKS):
+            (line,) = (tmp_path / str(rank)).read_text(encoding="ascii").splitlines()  # it began once
+            assert np.allclose(np.concatenate(json.loads(line)), np.concatenate(weights), rtol=1e-6)
