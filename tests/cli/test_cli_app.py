@@ -139,6 +139,7 @@ def test_torch_is_not_imported(arguments: list[str]) -> None:
 def test_group_is_a_click_command() -> None:
     assert isinstance(cli, click.Group)
     assert cli.list_commands(click.Context(cli)) == [
+        "cluster",
         "compact",
         "demo",
         "emulate",
