@@ -11,6 +11,7 @@ shards have applied all. Answers are compared before anything is timed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -50,6 +51,17 @@ SAVES = 20
 def carrier(request: pytest.FixtureRequest) -> Iterator[Carrier]:
     with carrier_of(request.param, not request.config.getoption("benchmark_disable")) as made:
         yield made
+
+
+def about(shape: Shape) -> dict[str, Any]:
+    """Return what the figures depend on beside the machine; `load`: mean of processes that ran or waited."""
+    return {
+        "tables": shape.tables,
+        "rows": shape.rows[0],
+        "dim": shape.dim,
+        "batch": shape.batch,
+        "load": round(os.getloadavg()[1], 1),
+    }
 
 
 def windows(shape: Shape, number: int) -> Iterator[list[Tensor]]:
@@ -100,6 +112,7 @@ def test_training_against_the_local_collection(
             sharded_ms=times.yardstick_ms / WINDOW,
             local_ms=times.ours_ms / WINDOW,
             megabytes_moved=moved / 1e6,
+            **about(shape),
         )
 
 
@@ -135,6 +148,7 @@ def test_embedding_part_against_the_plain_pattern(
             sharded_ms=times.ours_ms / WINDOW,
             plain_ms=times.yardstick_ms / WINDOW,
             megabytes_moved=moved / 1e6,
+            **about(shape),
         )
 
 
@@ -222,4 +236,5 @@ def test_lookups_beside_saves(
             lookup_beside_save_ms=median(during) * 1e3,
             saves=len(pairs),
             lookups_beside=len(during),
+            **about(shape),
         )
