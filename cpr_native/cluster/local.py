@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from time import monotonic
 from typing import Any
@@ -33,6 +33,8 @@ class _Answer:
             self._life.check()
             try:
                 answer = self._future.result(min(0.05, max(0.0, limit - monotonic())))
+            except CancelledError:
+                raise self._life.lost() from None
             except FutureTimeout:
                 if not self._future.done():
                     if monotonic() >= limit:
@@ -65,12 +67,20 @@ class LocalHandle:
     def check(self) -> None:
         """Raise ShardLost after `end`."""
         if self._ended.is_set():
-            raise ShardLost(f"shard {self.shard}, incarnation {self.incarnation}, has ended")
+            raise self.lost()
+
+    def lost(self) -> ShardLost:
+        """Return what calls raise after `end`."""
+        return ShardLost(f"shard {self.shard}, incarnation {self.incarnation}, has ended")
 
     def _send(self, method: str, *args: Any) -> _Answer:
         self.check()
         threads = self._waiting if method in WAITING else self._ordered
-        return _Answer(self, threads.submit(getattr(self.server, method), *args))
+        call = getattr(self.server, method)
+        try:
+            return _Answer(self, threads.submit(call, *args))
+        except RuntimeError:  # it ended just now
+            raise self.lost() from None
 
     def lookup(self, tag: Tag, rows: RowIds) -> _Answer:
         """As `ShardHandle.lookup`."""
