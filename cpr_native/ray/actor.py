@@ -14,7 +14,7 @@ import ray
 from numpy.typing import NDArray
 
 from cpr_native.cluster.handle import WAITING
-from cpr_native.cluster.messages import Ack, RowIds, ShardStatus, Tag
+from cpr_native.cluster.messages import Ack, RowIds, ShardStatus, Tag, WrongIncarnation
 from cpr_native.cluster.server import ShardServer
 from cpr_native.cluster.shared_books import free_memory
 from cpr_native.cluster.spec import ClusterSpec
@@ -126,6 +126,14 @@ class ShardActor:
             raise self._failed
         return self._server
 
+    def _call(self, incarnation: int | None, method: str, *args: Any) -> Any:
+        server = self._present
+        if incarnation not in (None, server.incarnation):
+            raise WrongIncarnation(
+                f"shard {server.shard}: incarnation: expected {server.incarnation}, got {incarnation}"
+            )
+        return getattr(server, method)(*args)
+
     @_group("watching")
     def life(self) -> ShardLife:
         """Return who this is; raises what kept the shard from beginning."""
@@ -133,9 +141,9 @@ class ShardActor:
         return self._life
 
     @_group("watching")
-    def watching(self, method: str, *args: Any) -> Any:
-        """Call a method of the server that changes no rows."""
-        return getattr(self._present, method)(*args)
+    def watching(self, incarnation: int | None, method: str, *args: Any) -> Any:
+        """Call a method of the server that changes no rows; None: of whichever life."""
+        return self._call(incarnation, method, *args)
 
     @_group("waiting")
     def lookup(self, tag: Tag, rows: RowIds) -> NDArray[np.float32]:
@@ -143,9 +151,9 @@ class ShardActor:
         return self._present.lookup(tag, rows)
 
     @_group("waiting")
-    def waiting(self, method: str, *args: Any) -> Any:
+    def waiting(self, incarnation: int, method: str, *args: Any) -> Any:
         """Call a method of the server that may wait."""
-        return getattr(self._present, method)(*args)
+        return self._call(incarnation, method, *args)
 
     @_group("ordered")
     def update(
@@ -155,9 +163,9 @@ class ShardActor:
         return self._present.update(tag, rows, gradient, multiplicity)
 
     @_group("ordered")
-    def ordered(self, method: str, *args: Any) -> Any:
+    def ordered(self, incarnation: int, method: str, *args: Any) -> Any:
         """Call any other public method of the server."""
-        return getattr(self._present, method)(*args)
+        return self._call(incarnation, method, *args)
 
     @_group("watching")
     def finish(self, commit: bool) -> ShardStatus:

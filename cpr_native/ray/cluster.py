@@ -167,7 +167,7 @@ class RayCluster:
         for shard in range(self.record.shards):
             try:
                 actor = self.shards.actor(shard)
-                asked[shard] = (actor, actor.life.remote(), actor.watching.remote("status"))
+                asked[shard] = (actor, actor.life.remote(), actor.watching.remote(None, "status"))
             except ShardLost:
                 continue
         deadline = time.monotonic() + timeout

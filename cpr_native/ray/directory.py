@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ray import exceptions
 
 from cpr_native.cluster.handle import ShardHandle, ShardLost
-from cpr_native.cluster.messages import RowIds, Tag
+from cpr_native.cluster.messages import RowIds, Tag, WrongIncarnation
 from cpr_native.ray import internals
 from cpr_native.ray.actor import ShardLife, group_of
 from cpr_native.ray.capacity import capacity, pending_line
@@ -53,12 +53,15 @@ class RayPending:
         self._reference = reference
 
     def result(self, timeout: float) -> Any:
-        """As `Pending.result`; arrays are read-only."""
-        return answer(self._reference, timeout, self._shard)
+        """As `Pending.result`; arrays are read-only. ShardLost, too, when another life got the call."""
+        try:
+            return answer(self._reference, timeout, self._shard)
+        except WrongIncarnation as error:
+            raise ShardLost(str(error)) from error
 
 
 class RayHandle:
-    """One life of a shard, in an actor."""
+    """One life of a shard. Its actor carries calls to the next life when there is one, which refuses them."""
 
     def __init__(self, actor: Any, life: ShardLife) -> None:
         self._actor = actor
@@ -87,7 +90,7 @@ class RayHandle:
     def call(self, method: str, *args: Any) -> RayPending:
         """As `ShardHandle.call`."""
         carrier = getattr(self._actor, group_of(method))
-        return RayPending(self.shard, carrier.remote(method, *args))
+        return RayPending(self.shard, carrier.remote(self.incarnation, method, *args))
 
 
 class RayShards:

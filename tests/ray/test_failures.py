@@ -8,15 +8,17 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cluster.cluster_jobs import spec_of
-from ray_lab import Lab, eventually, pid_is_gone
+from ray_lab import SECONDS, Lab, eventually, pid_is_gone
 from ray_runs import Run
 from ray_training import trainer_of
 from sharded.test_manager import undisturbed
 
 from cpr_native.cli import main
 from cpr_native.cluster.handle import ShardLost
+from cpr_native.cluster.messages import RowIds, Tag
 from cpr_native.errors import CprError, SchemaMismatchError
 from cpr_native.policy import Delta, Mfu
 from cpr_native.ray import ClusterSettings, RayCluster, publish_progress, runs
@@ -40,8 +42,15 @@ def test_a_killed_process(three_places: Lab) -> None:
     run.train(1, 4)
     run.save(4)
     run.train(5, 6)
-    node = run.handle(0).life.node
+    before = run.handle(0)
+    node = before.life.node
     os.kill(run.pid(0), signal.SIGKILL)
+    eventually(lambda: run.cluster.shards.reconnect(0, SECONDS, after=1), "the next life")
+    with pytest.raises(ShardLost, match="incarnation: expected 2, got 1"):
+        before.call("status").result(SECONDS)
+    rows = RowIds(np.array([1, 0, 0], np.int64), np.array([0], np.int32))
+    with pytest.raises(ShardLost, match="incarnation: expected 2, got 1"):
+        before.lookup(Tag(1, 7, 0, before.incarnation), rows).result(SECONDS)
     run.train(7, 9)
     check_lost_since(run, saved=4, failed_after=6, last=9)
     assert run.recovery(0).source == "checkpoint"
