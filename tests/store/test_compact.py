@@ -210,7 +210,7 @@ def test_a_newer_incarnation_stops_compaction_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacing: bool
 ) -> None:
     store, seen = history(tmp_path)
-    monkeypatch.setattr("cpr_native.store.lock.ChainLock.__init__", lambda *_: None)
+    monkeypatch.setattr("cpr_native.store.lock.ChainLock.__init__", lambda *_, **__: None)
     monkeypatch.setattr("cpr_native.store.lock.ChainLock.close", lambda *_: None)
     old = store.writer(SCHEMA, PLACEMENT)
     old.housekeeping._chains[1].reserve()  # numbers of saves that came to nothing
