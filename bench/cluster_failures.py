@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from cpr_native.ray.network import loopback_only
 from cpr_native.store import Placement
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "cluster.json"
+SCENARIOS = ("kill", "kill_shared", "node", "frozen")
 SHARDS = 2
 DIM = 32
 BATCH = 2048  # unique rows of each shard and step
@@ -168,9 +169,12 @@ def heal(nodes: LocalNodes) -> None:
     time.sleep(5.0)  # what starts with a node has then started
 
 
-def scenarios(nodes: LocalNodes, folder: Path, rows: int, repeats: int) -> dict[str, Any]:
+def scenarios(
+    nodes: LocalNodes, folder: Path, rows: int, repeats: int, names: Sequence[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("kill", "kill_shared", "node", "frozen"):
+    for name in names:
+        loads = [os.getloadavg()[0]]
         shared = folder / "shm" if name == "kill_shared" else None
         training = Training(folder, rows, shared)
         runs = []
@@ -186,7 +190,9 @@ def scenarios(nodes: LocalNodes, folder: Path, rows: int, repeats: int) -> dict[
             print(name, {key: round(value, 3) for key, value in runs[-1].items()}, flush=True)
         training.cluster.stop(commit=False)
         heal(nodes)
-        found[name] = {
+        loads.append(os.getloadavg()[0])
+        found[name] = {"load": [round(load, 1) for load in loads]}
+        found[name] |= {
             key: {
                 "median": round(statistics.median(run[key] for run in runs), 3),
                 "all": [round(run[key], 3) for run in runs],
@@ -200,11 +206,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shard-bytes", type=int, default=256 * 2**20)
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=SCENARIOS, metavar="SCENARIO")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows = options.shard_bytes // (4 * DIM)
     folder = Path(tempfile.mkdtemp(prefix="cpr-", dir="/tmp"))
-    load = os.getloadavg()[0]
     try:
         with loopback_only(), LocalNodes(folder) as nodes:
             nodes.start_head()
@@ -212,15 +218,14 @@ def main() -> None:
                 nodes.add()
             nodes.connect()
             nodes.wait()
-            found = scenarios(nodes, folder, rows, options.repeats)
+            found = scenarios(nodes, folder, rows, options.repeats, options.only)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results["failures"] = {
+    results["failures"] = results.get("failures", {}) | {
         "machine": {
             "cpus": len(os.sched_getaffinity(0)),
             "processor": platform.processor() or platform.machine(),
-            "load_before": round(load, 1),
             "ray": ray.__version__,
         },
         "shards": SHARDS,
