@@ -9,11 +9,22 @@ from scale_study.__main__ import main
 from scale_study.page import write_page
 from scale_study.units import FAILURES, SHARD_BYTES, Measured, job_of
 
-COSTS = {"shard_bytes": 2.0**28, "save": 50.0, "load": 0.4, "reschedule": 0.9}
+CLUSTER = {
+    "failures": {
+        "shard_bytes": 2.0**28,
+        "kill": {"restore": {"median": 0.4}, "without_restore": {"median": 0.9}},
+    },
+    # Ten lookups beside each save, each 5 s slower.
+    "training": {
+        "ray": {
+            "save": {"lookup_ms": 10.0, "lookup_beside_save_ms": 5010.0, "saves": 4, "lookups_beside": 40}
+        }
+    },
+}
 
 
 def test_costs_that_grow_with_the_bytes_are_taken_for_larger_shards() -> None:
-    costs = Measured.read({"costs": COSTS}).costs()
+    costs = Measured.read(CLUSTER).costs()
     assert costs.save == pytest.approx(50 * SHARD_BYTES / 2**28 / 3600)
     assert costs.load == pytest.approx(0.4 * SHARD_BYTES / 2**28 / 3600)
     assert costs.reschedule == pytest.approx(0.9 / 3600)
@@ -27,7 +38,7 @@ def test_more_shards_fail_more_often() -> None:
 
 def test_study_runs_and_its_page_is_made_from_its_file(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.json"
-    cluster.write_text(json.dumps({"costs": COSTS}))
+    cluster.write_text(json.dumps(CLUSTER))
     arguments = ["--cluster", str(cluster), "--seeds", "1", "--samples", "3000", "--most", "4"]
     arguments += ["--records", str(tmp_path / "records"), "--docs", str(tmp_path / "docs")]
     for _ in range(2):  # the second finds the records
