@@ -37,9 +37,10 @@ test: $(VENV)/test.stamp  ## the whole test suite against the installed package
 test-cluster: $(VENV)/test.stamp  ## more failures of a cluster on Ray: cut links, no spare, two nodes at once (root, 10 minutes)
 	$(BIN)/pytest tests/ray -m cluster $(ARGS)
 
-# As root in a network of its own; else with a token alone. Under 3 minutes on two cores.
+# As root in a network of its own; else with a token alone. Under 3 minutes on two cores. Ray puts the working directory into
+# the sys.path of its processes: not this one, whose cpr_native has no compiled module.
 cluster-demo: $(VENV)/ray.stamp  ## train a DLRM over 4 shards on Ray, lose a process and a node; prints what happened
-	$(BIN)/python examples/ray_dlrm.py $(if $(DATA),--data '$(abspath $(DATA))') $(ARGS)
+	cd examples && ../$(BIN)/python ray_dlrm.py $(if $(DATA),--data '$(abspath $(DATA))') $(ARGS)
 
 # A level is an instruction set; `make test` runs the best one of the machine.
 levels: $(VENV)/test.stamp  ## the engine's tests with every other instruction set of the machine
