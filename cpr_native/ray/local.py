@@ -208,7 +208,6 @@ class LocalNodes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=self.folder,  # `-m` puts it in sys.path: not a source tree that hides the installed package
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
