@@ -96,7 +96,7 @@ std::vector<store::SegmentTensor> GatheredRows::tensors(const std::vector<std::s
   return tensors;
 }
 
-Gathering::Gathering(std::shared_ptr<Snapshot> snapshot, int64_t max_bytes, std::vector<int64_t> shard_rows)
+Gathering::Gathering(std::shared_ptr<SnapshotReader> snapshot, int64_t max_bytes, std::vector<int64_t> shard_rows)
     : snapshot_(std::move(snapshot)), max_bytes_(max_bytes), missing_(std::move(shard_rows)), shards_(missing_.size()) {
   for (size_t shard = 0; shard < shards_.size(); ++shard) shards_[shard].shard = static_cast<int64_t>(shard);
 }

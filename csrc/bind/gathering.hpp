@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "store/segment_writer.hpp"
-#include "table/snapshot.hpp"
+#include "table/snapshot_reader.hpp"
 
 namespace cpr {
 
@@ -32,7 +32,7 @@ class Gathering {
  public:
   // `max_bytes`: gathered over all shards; beyond it the shard that holds most is handed out. `shard_rows` [shards]: a
   // shard is handed out when it has as many rows (negative: unknown).
-  Gathering(std::shared_ptr<Snapshot> snapshot, int64_t max_bytes, std::vector<int64_t> shard_rows);
+  Gathering(std::shared_ptr<SnapshotReader> snapshot, int64_t max_bytes, std::vector<int64_t> shard_rows);
 
   // The rows of the next segment, none after the last. When no chunk comes for a while, what is gathered is handed out,
   // so that the walk gets its memory back. Throws what Snapshot::next_chunk throws.
@@ -42,7 +42,7 @@ class Gathering {
   GatheredRows* largest();
   GatheredRows take(GatheredRows* from);
 
-  const std::shared_ptr<Snapshot> snapshot_;
+  const std::shared_ptr<SnapshotReader> snapshot_;
   const int64_t max_bytes_;
   std::vector<int64_t> missing_;  // rows to come; negative: unknown
   std::vector<GatheredRows> shards_;

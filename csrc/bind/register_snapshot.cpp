@@ -18,7 +18,7 @@ namespace cpr {
 SnapshotHandle::~SnapshotHandle() {
   if (snapshot_ == nullptr) return;
   if (!snapshot_->owned_by_this_process()) {
-    new std::shared_ptr<Snapshot>(std::move(snapshot_));  // see Snapshot::owned_by_this_process
+    new std::shared_ptr<SnapshotReader>(std::move(snapshot_));  // see SnapshotReader::owned_by_this_process
     return;
   }
   const py::gil_scoped_release release;
@@ -114,17 +114,17 @@ std::vector<store::SegmentTensor> tensors_of(const GatheredRows& rows, const std
   return rows.tensors(names);
 }
 
-const char* status_name(Snapshot::Status status) {
+const char* status_name(SnapshotReader::Status status) {
   switch (status) {
-    case Snapshot::Status::kWalking:
+    case SnapshotReader::Status::kWalking:
       return "walking";
-    case Snapshot::Status::kComplete:
+    case SnapshotReader::Status::kComplete:
       return "complete";
-    case Snapshot::Status::kFailed:
+    case SnapshotReader::Status::kFailed:
       return "failed";
-    case Snapshot::Status::kCommitted:
+    case SnapshotReader::Status::kCommitted:
       return "committed";
-    case Snapshot::Status::kAborted:
+    case SnapshotReader::Status::kAborted:
       break;
   }
   return "aborted";

@@ -3,24 +3,24 @@
 #include <memory>
 #include <utility>
 
-#include "table/snapshot.hpp"
+#include "table/snapshot_reader.hpp"
 
 namespace cpr {
 
 // Python's hold on a snapshot: one that is dropped unfinished is aborted, so that it can't block the next.
 class SnapshotHandle {
  public:
-  explicit SnapshotHandle(std::shared_ptr<Snapshot> snapshot) : snapshot_(std::move(snapshot)) {}
+  explicit SnapshotHandle(std::shared_ptr<SnapshotReader> snapshot) : snapshot_(std::move(snapshot)) {}
   ~SnapshotHandle();
   SnapshotHandle(SnapshotHandle&& other) noexcept = default;
   SnapshotHandle& operator=(SnapshotHandle&& other) noexcept = default;
 
-  Snapshot& operator*() const { return *snapshot_; }
-  Snapshot* operator->() const { return snapshot_.get(); }
-  std::shared_ptr<Snapshot> shared() const { return snapshot_; }
+  SnapshotReader& operator*() const { return *snapshot_; }
+  SnapshotReader* operator->() const { return snapshot_.get(); }
+  std::shared_ptr<SnapshotReader> shared() const { return snapshot_; }
 
  private:
-  std::shared_ptr<Snapshot> snapshot_;
+  std::shared_ptr<SnapshotReader> snapshot_;
 };
 
 }  // namespace cpr

@@ -49,4 +49,43 @@ CPR_INLINE bool is_above(const SelectRule& rule, int32_t bucket, int64_t row) {
   return (hash2(rule.key, static_cast<uint64_t>(row)) >> 32) < rule.boundary;
 }
 
+// Completes the rule that takes about `rows` rows of the highest buckets; buckets [n]: the rows in each, of which
+// bucket 0 is never taken. Returns how many it will take.
+CPR_INLINE int64_t choose_highest(const int64_t* buckets, int n, int64_t rows, SelectRule* rule) {
+  int64_t above = 0;
+  for (int b = n - 1; b > 0; --b) {
+    const int64_t inside = buckets[b];
+    if (above + inside > rows) {
+      const double fraction = static_cast<double>(rows - above) / static_cast<double>(inside);
+      rule->bucket = b;
+      rule->boundary = static_cast<uint64_t>(fraction * 0x1p32);  // rounded down
+      return rows;
+    }
+    above += inside;
+  }
+  return above;
+}
+
+// `listed`: asked for kSampled alone, whether the row is.
+template <typename Listed>
+CPR_INLINE bool is_chosen(const SelectRule& rule, int64_t row, uint32_t word, float drift, const Listed& listed) {
+  switch (rule.kind) {
+    case Select::kAll:
+      return true;
+    case Select::kDirty:
+      return (word & kDirtyBit) != 0;
+    case Select::kSampled:
+      return listed();
+    case Select::kMostUsed:
+      return is_above(rule, count_bucket(word & kCountMask), row);
+    case Select::kMostDrifted:
+      return is_above(rule, drift_bucket(drift), row);
+    case Select::kRows:
+      return is_in_mask(rule.mask, row);
+    case Select::kNone:
+      break;
+  }
+  return false;
+}
+
 }  // namespace cpr

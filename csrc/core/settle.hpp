@@ -13,23 +13,7 @@ namespace cpr {
 CPR_INLINE bool is_settled(const TableView& t, uint32_t word) { return ((word ^ t.parity) & t.parity_bit) == 0; }
 
 CPR_INLINE bool is_selected(const TableView& t, const SelectRule& rule, int64_t row, uint32_t word, float drift) {
-  switch (rule.kind) {
-    case Select::kAll:
-      return true;
-    case Select::kDirty:
-      return (word & kDirtyBit) != 0;
-    case Select::kSampled:
-      return is_listed(t.ssu, row, word);
-    case Select::kMostUsed:
-      return is_above(rule, count_bucket(word & kCountMask), row);
-    case Select::kMostDrifted:
-      return is_above(rule, drift_bucket(drift), row);
-    case Select::kRows:
-      return is_in_mask(rule.mask, row);
-    case Select::kNone:
-      break;
-  }
-  return false;
+  return is_chosen(rule, row, word, drift, [&] { return is_listed(t.ssu, row, word); });
 }
 
 // The word as readers of the snapshot get it: with the listed bit only where the row really is listed.

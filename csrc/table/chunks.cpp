@@ -69,7 +69,8 @@ bool Snapshot::next_chunk(double timeout_seconds, Chunk* chunk) {
         sealed_.pop_front();
         num_sealed_.fetch_sub(1, std::memory_order_release);
       }
-      split(std::move(buffer));
+      const Part& part = tables_[static_cast<size_t>(buffer->table())].part;
+      split_by_shard(std::move(buffer), part.shards, part.table->spec().row_offset, pool_.get(), &chunks_);
     } catch (const std::bad_alloc&) {
       fail("no memory for a chunk");
       throw;
@@ -111,17 +112,14 @@ void Snapshot::log_buffer(const StagingBuffer& buffer) {
   if (saved) task.part.table->save_rows(v, n);
 }
 
-// Cuts a buffer into chunks of one shard each; rows staged by the update pass come in any order and are brought into
-// shard order first.
-void Snapshot::split(StagingPtr buffer) {
-  const Part& part = tables_[static_cast<size_t>(buffer->table())].part;
+void split_by_shard(StagingPtr buffer, const ShardRule& shards, int64_t row_offset, StagingPool* pool,
+                    std::deque<Chunk>* chunks) {
   const int64_t n = buffer->size();
-  if (part.shards.rows == 0) {
-    chunks_.push_back({std::move(buffer), 0, 0, n});
+  if (shards.rows == 0) {
+    chunks->push_back({std::move(buffer), 0, 0, n});
     return;
   }
-  const int64_t offset = part.table->spec().row_offset;
-  const auto shard_of = [&](int64_t row) { return part.shards.of(row - offset); };
+  const auto shard_of = [&](int64_t row) { return shards.of(row - row_offset); };
   const int64_t* rows = buffer->view().rows;
   const auto later = [&](int64_t a, int64_t b) { return shard_of(a) < shard_of(b); };
   if (!std::is_sorted(rows, rows + n, later)) {
@@ -130,7 +128,7 @@ void Snapshot::split(StagingPtr buffer) {
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return later(rows[a], rows[b]); });
     const RowFormat& format = buffer->format();
     StagingPtr sorted =
-        pool_->acquire(buffer->table(), format, n, INT64_MAX, -1.0, [] { return false; }, [] { return false; });
+        pool->acquire(buffer->table(), format, n, INT64_MAX, -1.0, [] { return false; }, [] { return false; });
     const StagingView& from = buffer->view();
     const StagingView& to = sorted->view();
     for (int64_t i = 0; i < n; ++i) {
@@ -148,7 +146,7 @@ void Snapshot::split(StagingPtr buffer) {
   for (int64_t begin = 0; begin < n;) {
     const int64_t shard = shard_of(rows[begin]);
     const int64_t* end = std::partition_point(rows + begin, rows + n, [&](int64_t r) { return shard_of(r) <= shard; });
-    chunks_.push_back({buffer, shard, begin, end - rows});
+    chunks->push_back({buffer, shard, begin, end - rows});
     begin = end - rows;
   }
 }

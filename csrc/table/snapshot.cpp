@@ -242,7 +242,7 @@ bool Snapshot::finished() const {
   return status_ == Status::kCommitted || status_ == Status::kAborted;
 }
 
-Snapshot::Status Snapshot::status() const {
+SnapshotReader::Status Snapshot::status() const {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   const bool open = status_ == Status::kWalking || status_ == Status::kComplete;
   return open && !failure_.empty() ? Status::kFailed : status_;

@@ -14,36 +14,19 @@
 #include <vector>
 
 #include "core/select.hpp"
+#include "table/snapshot_reader.hpp"
 #include "table/staging.hpp"
 #include "table/table.hpp"
 
 namespace cpr {
-
-// Rows [begin, end) of a staging buffer, all of one table and one shard.
-struct Chunk {
-  StagingPtr buffer;
-  int64_t shard = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-// Local row r lies in shard first + r * spread / rows; rows 0: all in shard 0.
-struct ShardRule {
-  int64_t first = 0;
-  int64_t spread = 1;
-  int64_t rows = 0;
-  int64_t of(int64_t row) const { return first + row * spread / rows; }
-};
 
 // One snapshot from begin to commit or abort: every selected row as it was when it was constructed.
 //
 // Threads: constructed at a step boundary. The walk runs on a thread of its own (or inside start() if blocking) and
 // takes step_mutex only to seal what the update pass staged. next_chunk, commit and abort are called by one reader
 // thread at a time; reserve and fail by the training thread, reserve with step_mutex held.
-class Snapshot {
+class Snapshot : public SnapshotReader {
  public:
-  enum class Status { kWalking, kComplete, kFailed, kCommitted, kAborted };
-
   struct Part {
     Table* table = nullptr;
     SelectRule rule;
@@ -66,21 +49,20 @@ class Snapshot {
   // The rest of the walk of a snapshot whose process died, which takes no row; start_walk or abort goes through it.
   static std::shared_ptr<Snapshot> resume(std::vector<Part> parts, int64_t step, std::mutex* step_mutex,
                                           std::shared_ptr<StagingPool> pool);
-  ~Snapshot();
+  ~Snapshot() override;
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
   // Flips the parity of the tables that are taken and, if `walks`, starts the walk. step_mutex is held unless blocking.
   // If no thread can be started, throws with the parity as it was.
   void start(bool blocking, bool walks);
-  // Starts the walk of a snapshot that was started without; no effect on any other. Throws if no thread can be started.
-  void start_walk();
+  void start_walk() override;
 
-  int64_t step() const { return step_; }
-  Status status() const;
-  std::vector<int64_t> expected_rows() const;
-  std::vector<int64_t> rows_taken() const;
-  double stall_seconds() const { return stall_seconds_.load(std::memory_order_relaxed); }
+  int64_t step() const override { return step_; }
+  Status status() const override;
+  std::vector<int64_t> expected_rows() const override;
+  std::vector<int64_t> rows_taken() const override;
+  double stall_seconds() const override { return stall_seconds_.load(std::memory_order_relaxed); }
 
   // Update pass: makes room for `rows` rows of every table in `needs` [tables], then hands out rule and staging. Waits
   // for the reader beyond twice the pool's bound, which counts as a stall; throws StagingFull if no reader comes.
@@ -94,17 +76,11 @@ class Snapshot {
   // Returns when the walk is over; one that was not started is gone through here. Only after fail or the last chunk.
   void join();
 
-  // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, Timeout when there is
-  // none in time (negative: no timeout).
-  bool next_chunk(double timeout_seconds, Chunk* chunk);
-  // What the snapshot took is dropped; every chunk must have been handed out.
-  void commit();
-  // What the snapshot took is merged back: dirty bits, counts, list entries. Finishes the walk. Takes step_mutex.
-  void abort();
+  bool next_chunk(double timeout_seconds, Chunk* chunk) override;
+  void commit() override;
+  void abort() override;  // takes step_mutex
   bool finished() const;
-  // False in a forked child, where the walk's thread doesn't exist and locks may be held for ever: leave it alone
-  // there.
-  bool owned_by_this_process() const;
+  bool owned_by_this_process() const override;
 
  private:
   struct TableTask {
@@ -136,7 +112,6 @@ class Snapshot {
   void seal(StagingPtr buffer);
   void await_sealed(double timeout_seconds, std::unique_lock<std::mutex>* lock);
   void log_buffer(const StagingBuffer& buffer);
-  void split(StagingPtr buffer);
   std::string failure() const;
   SelectRule current_rule(const TableTask& task) const;
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <utility>
 
 #include "core/errors.hpp"
@@ -252,19 +251,7 @@ SelectRule Table::highest(Select kind, int64_t rows, uint64_t sequence, int64_t*
   SelectRule rule;
   rule.kind = kind;
   rule.key = hash2(key_ + 1, sequence);
-  int64_t above = 0;
-  for (size_t b = buckets.size() - 1; b > 0; --b) {
-    const int64_t inside = buckets[b];
-    if (above + inside > rows) {
-      const double fraction = static_cast<double>(rows - above) / static_cast<double>(inside);
-      rule.bucket = static_cast<int>(b);
-      rule.boundary = static_cast<uint64_t>(std::floor(fraction * 0x1p32));
-      *expected = rows;
-      return rule;
-    }
-    above += inside;
-  }
-  *expected = above;
+  *expected = choose_highest(buckets.data(), static_cast<int>(buckets.size()), rows, &rule);
   return rule;
 }
 
