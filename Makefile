@@ -15,8 +15,8 @@ YARDSTICKS := fbgemm-gpu-cpu torchrec
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Directories are listed too, so that a deleted file also makes the installed package out of date.
 SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
-  $(shell find csrc cpr_native -name __pycache__ -prune -o ! -name '*.so' -print)
-CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
+  $(shell find cmake csrc cpr_native -name __pycache__ -prune -o ! -name '*.so' -print)
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

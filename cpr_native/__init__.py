@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpr_native import cuda
     from cpr_native.attachment import attach
     from cpr_native.config import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, Trackers
     from cpr_native.conversion import convert
@@ -68,6 +69,7 @@ __all__ = [
     "Trackers",
     "attach",
     "convert",
+    "cuda",
     "fit",
 ]
 
@@ -96,6 +98,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cuda":  # a module, like torch.cuda
+        return importlib.import_module("cpr_native.cuda")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ CODE = sorted(
     path
     for folder in ("cpr_native", "csrc", "tests", "bench", "examples", "studies", "reliability")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl"}
+    if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl", ".cu", ".cuh"}
 )
 PYTHON = [path for path in CODE if path.is_relative_to(PACKAGE)]
 CPP = [path for path in CODE if path.is_relative_to(CSRC)]
@@ -31,6 +31,7 @@ TEXT = sorted(
         *CODE,
         *(path for path in ROOT.iterdir() if path.is_file() and path.suffix not in {".html", ".json"}),
         *(ROOT / ".ci").iterdir(),
+        *(ROOT / "cmake").iterdir(),
         *(ROOT / "docs").rglob("*.md"),
     }
 )

@@ -20,4 +20,5 @@ PYBIND11_MODULE(_native, m) {
   cpr::register_route(m);
   cpr::register_snapshot(m);
   cpr::register_store(m);
+  cpr::register_cuda(m);
 }

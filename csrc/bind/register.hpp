@@ -15,5 +15,6 @@ void register_collection(pybind11::module_& m);
 void register_route(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_store(pybind11::module_& m);
+void register_cuda(pybind11::module_& m);
 
 }  // namespace cpr
