@@ -20,7 +20,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -nam
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-cluster cluster-demo levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
+.PHONY: help demo test cuda-code cuda-check test-cluster cluster-demo levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
   reliability reliability-small asan tsan develop clean
 
 help:  ## show this list
@@ -50,6 +50,14 @@ levels: $(VENV)/test.stamp  ## the engine's tests with every other instruction s
 
 symbols: $(VENV)/test.stamp  ## the kernels' objects: nothing that the linker could take for another instruction set
 	$(BIN)/python tests/kernel_symbols.py build/cp[0-9]*
+
+# Without a GPU: nvcc's objects of the last build are read. ARGS=--write puts the table into docs/cuda.md.
+cuda-code: $(VENV)/test.stamp  ## the compiled CUDA kernels: spills, width of loads, no fused arithmetic, occupancy
+	$(BIN)/python tests/cuda_code.py build/cp[0-9]* $(ARGS)
+
+# With a GPU, under 6 minutes: builds with the torch, nvcc and tools of PYTHON, whatever their versions; nothing is fetched.
+cuda-check:  ## on a machine with a GPU: build, tests on the device, memcheck; writes build/cuda/check.json
+	$(PYTHON) tests/cuda_check.py $(ARGS)
 
 lint: $(VENV)/lint.stamp  ## ruff (lint and format) and clang-format, checks only
 	$(BIN)/ruff check
