@@ -33,6 +33,12 @@ def cuda_driver() -> tuple[int, str, list[tuple[str, int, int, int, str]]]:
 def cuda_missing_code(targets: Sequence[str], major: int, minor: int) -> str:
     """Why a device of capability `major`.`minor` has no code among `targets`; "" if it has."""
 
+def host_device(lanes: int, seed: int, *, deferred: bool = True) -> Device:
+    """A device whose kernels run on the host, in orders drawn from `seed`; in builds for tests only.
+
+    Groups have 1, 8 or 32 `lanes`. `deferred`: work is done late, at a time drawn too.
+    """
+
 def crc32c(data: TensorRef, crc: int = 0) -> int: ...
 def crc32c_combine(crc_a: int, crc_b: int, length_b: int) -> int: ...
 
@@ -451,6 +457,132 @@ class Collection:
         drift), `ssu`, `saved` (see `keep_saved`) and, at present, `staging`.
         """
     def close(self) -> None: ...
+
+class Device:
+    """A GPU, or what stands for one in tests. Its memory is the caller's, its streams are integers: those of
+    torch, 0 is the default one.
+    """
+    @property
+    def name(self) -> str: ...
+    def synchronize(self, stream: int = 0) -> None: ...
+
+class DeviceBatch:
+    """What one lookup on a device leaves for its update, in the caller's memory."""
+    @property
+    def num_ids(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+class DeviceCollection:
+    """`Collection` with its tables in memory of a device: the same bits.
+
+    All device memory is the caller's, aligned to 16 bytes; `owner` is kept alive with it. Calls give work to
+    `stream` and return; memory they name stays as it is until the work has ended. A bad id or offset makes
+    its bag's output NaN; updates then do nothing until the error is raised, by the next call or `synchronize`
+    (IndexError, ValueError).
+    """
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[int],
+        *,
+        device: Device,
+        optimizer: str,
+        learning_rate: float,
+        eps: float = 1e-8,
+        initial_state: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """As `Collection`; all tables together have fewer than 2^32 rows. Raises ValueError."""
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def tables(self) -> list[TableSpec]: ...
+    @property
+    def output_dim(self) -> int: ...
+    def needs(self, table: int) -> dict[str, Any]:
+        """Bytes of `weight`, of each of `arrays` (optimizer state), `metadata`, `slots` and `claims`."""
+    def bind(
+        self,
+        table: int,
+        weight: TensorRef,
+        arrays: Sequence[TensorRef],
+        metadata: TensorRef,
+        slots: TensorRef,
+        claims: TensorRef,
+        owner: Any,
+    ) -> None:
+        """Name the memory of a table, of at least `needs` bytes; of all tables before `bind_records`.
+
+        `weight`: [num_embeddings, embedding_dim] of the table's dtype (bfloat16 also as uint16).
+        """
+    @property
+    def record_bytes(self) -> int: ...
+    def bind_records(self, memory: TensorRef, owner: Any, stream: int = 0) -> None:
+        """Name `record_bytes` of memory for what kernels know of the tables, and write it."""
+    def initialise(self, stream: int = 0) -> None:
+        """Write the initial rows, state and trackers of all tables, those of `Collection`."""
+    def set_optimizer(
+        self,
+        *,
+        stream: int = 0,
+        learning_rate: float | None = None,
+        eps: float | None = None,
+        beta1: float | None = None,
+        beta2: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        """Change settings for the updates given to `stream` from now on."""
+    def step(self, stream: int = 0) -> int:
+        """Optimizer steps done; waits for the stream."""
+    def set_step(self, step: int, stream: int = 0) -> None: ...
+    def skipped_steps(self, stream: int = 0) -> int:
+        """Steps left out for a gradient that wasn't finite; waits for the stream."""
+    def batch_bytes(self, num_ids: int, batch_size: int, *, weighted: bool) -> int:
+        """Bytes of `memory` that a lookup of so many ids takes to be updated."""
+    def lookup(
+        self,
+        ids: TensorRef,
+        offsets: TensorRef | None,
+        per_sample_weights: TensorRef | None,
+        out: TensorRef | None,
+        memory: TensorRef | None,
+        owner: Any,
+        *,
+        stream: int = 0,
+        ids_per_bag: int = 0,
+    ) -> DeviceBatch | None:
+        """`Collection.lookup`, its arguments on the device; with `memory` returns the batch for `update`."""
+    def update_bytes(self, num_ids: int) -> int:
+        """Bytes of workspace that an update of so many ids takes."""
+    def update(
+        self,
+        batch: DeviceBatch,
+        grad: TensorRef,
+        memory: TensorRef,
+        *,
+        grad_scale: float = 1.0,
+        frozen: Sequence[int] = (),
+        stream: int = 0,
+    ) -> None:
+        """`Collection.update`, its gradient on the device; `memory`: `update_bytes` of workspace, free when
+        the work has ended. A gradient that isn't finite skips the step, which `skipped_steps` counts.
+        """
+    def synchronize(self, stream: int = 0) -> None:
+        """Wait for the stream, and raise what a lookup found."""
+    def trackers(self, table: int, stream: int = 0) -> NDArray[np.uint32]:
+        """`Collection.trackers`; waits for the stream."""
 
 class RoutedBatch:
     """One batch on its way: what to ask of each shard, its rows, the pooled output, and their gradients.

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_native, m) {
       "Run on the threads of the loaded OpenMP library `path`; False if it can't be.");
   cpr::register_errors(m);
   cpr::register_collection(m);
+  cpr::register_device(m);
   cpr::register_route(m);
   cpr::register_snapshot(m);
   cpr::register_store(m);

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <set>
 #include <utility>
 #include <variant>
 
 #include "bind/checks.hpp"
+#include "bind/lookup_arguments.hpp"
+#include "bind/optimizer_spec.hpp"
 #include "bind/register.hpp"
 #include "bind/snapshot_handle.hpp"
 #include "bind/tensor_ref.hpp"
@@ -20,110 +21,35 @@ namespace py = pybind11;
 namespace cpr {
 namespace {
 
-const std::pair<const char*, Optimizer> kOptimizers[] = {{"none", Optimizer::kNone},
-                                                         {"sgd", Optimizer::kSgd},
-                                                         {"row_wise_adagrad", Optimizer::kRowWiseAdagrad},
-                                                         {"adagrad", Optimizer::kAdagrad},
-                                                         {"adam", Optimizer::kAdam},
-                                                         {"partial_row_wise_adam", Optimizer::kPartialRowWiseAdam}};
-
-Optimizer parse_optimizer(const std::string& name) {
-  std::string known;
-  for (const auto& [text, kind] : kOptimizers) {
-    if (name == text) return kind;
-    known += (known.empty() ? "" : ", ") + std::string(text);
-  }
-  throw std::invalid_argument("optimizer: expected one of " + known + ", got " + name);
-}
-
-void check_not_negative(const char* name, float value) {
-  require(std::isfinite(value) && value >= 0.0F,
-          std::string(name) + ": expected a finite value >= 0, got " + std::to_string(value));
-}
-
-void check_beta(const char* name, double value) {
-  require(value >= 0.0 && value < 1.0, std::string(name) + ": expected 0 <= value < 1, got " + std::to_string(value));
-}
-
 std::unique_ptr<Collection> make_collection(const std::vector<TableSpec>& tables, const std::vector<int64_t>& features,
                                             const std::string& optimizer, float learning_rate, float eps,
                                             float initial_state, double beta1, double beta2, float weight_decay,
                                             uint64_t seed, int64_t max_staging_bytes,
                                             const std::shared_ptr<Region>& region) {
-  require(!tables.empty(), "tables: expected at least one");
   const OptimizerSpec spec{parse_optimizer(optimizer), learning_rate, eps, initial_state, beta1, beta2, weight_decay};
-  check_not_negative("learning_rate", learning_rate);
-  check_not_negative("eps", eps);
-  check_not_negative("initial_state", initial_state);
-  check_beta("beta1", beta1);
-  check_beta("beta2", beta2);
-  check_not_negative("weight_decay", weight_decay);
-  std::set<std::string> names;
+  check_optimizer(spec);
+  check_tables(tables, features, spec, optimizer);
   for (const TableSpec& table : tables) {
-    require(names.insert(table.name).second, "tables: expected unique names, got '" + table.name + "' twice");
-    const bool wide = table.dtype == DType::kFloat64;
-    require(!wide || spec.kind == Optimizer::kNone,
-            "table '" + table.name + "': float64 is supported with optimizer none only, got " + optimizer);
-    require(wide == (tables[0].dtype == DType::kFloat64),
-            "table '" + table.name + "': float64 and other dtypes don't mix in one collection");
     require(region == nullptr || spec.kind != Optimizer::kNone,
             "table '" + table.name + "': tables in shared memory need a fused optimizer, got none");
-    require(!table.external || spec.kind == Optimizer::kNone,
-            "table '" + table.name + "': external memory is supported with optimizer none only, got " + optimizer);
-    require(!table.track_drift || spec.kind != Optimizer::kNone,
-            "table '" + table.name + "': the drift is tracked by fused optimizers only, got none");
-  }
-  for (const int64_t table : features) {
-    require(
-        table >= 0 && table < static_cast<int64_t>(tables.size()),
-        "features: expected table numbers below " + std::to_string(tables.size()) + ", got " + std::to_string(table));
   }
   require(max_staging_bytes > 0, "max_staging_bytes: expected more than 0, got " + std::to_string(max_staging_bytes));
   py::gil_scoped_release release;
   return std::make_unique<Collection>(tables, features, spec, seed, max_staging_bytes, region);
 }
 
+InputShape input_shape(Collection& c) {
+  InputShape shape{c.num_features(), c.output_dim(), c.unpooled(), c.wide(), ""};
+  for (int64_t t = c.num_tables() - 1; t >= 0; --t) {
+    if (c.table(t).spec().pooling != Pooling::kSum) shape.not_summed = c.table(t).spec().name;
+  }
+  return shape;
+}
+
 std::shared_ptr<Batch> lookup(Collection& c, const TensorRef& ids, const std::optional<TensorRef>& offsets,
                               const std::optional<TensorRef>& weights, const std::optional<TensorRef>& out, int threads,
                               bool keep, int64_t ids_per_bag) {
-  LookupInput in;
-  in.ids_are_64bit = is_64bit(ids, "ids");
-  in.ids = reinterpret_cast<const void*>(ids.address);
-  check_shape(ids, "ids", {ids.size()});
-  in.num_ids = ids.size();
-  require(in.num_ids < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(in.num_ids));
-  const int64_t features = c.num_features();
-  in.batch_size = in.num_ids;
-  require(out.has_value() || c.unpooled(), "out: expected memory, unless there is no pooling; got none");
-  if (out.has_value()) {
-    require(out->shape.size() == 2, "out: expected two dimensions, got shape " + describe(out->shape));
-    in.batch_size = out->shape[0];
-    in.out = data_as(*out, "out", outer_dtype(c));
-    check_shape(*out, "out", {in.batch_size, c.output_dim()});
-  }
-  if (offsets.has_value()) {
-    in.offsets_are_64bit = is_64bit(*offsets, "offsets");
-    in.offsets = reinterpret_cast<const void*>(offsets->address);
-    check_shape(*offsets, "offsets", {(c.unpooled() ? features : features * in.batch_size) + 1});
-    require(
-        !c.unpooled() || in.batch_size == in.num_ids,
-        "out: expected a row for each of " + std::to_string(in.num_ids) + " ids, got " + std::to_string(in.batch_size));
-  } else {
-    require(!c.unpooled(), "offsets: expected where each feature's ids begin, got none");
-    in.ids_per_bag = ids_per_bag;
-    require(ids_per_bag >= 0 && ids_per_bag * features * in.batch_size == in.num_ids,
-            "ids: expected " + std::to_string(features) + " features * " + std::to_string(in.batch_size) + " bags * " +
-                std::to_string(ids_per_bag) + " ids, got " + std::to_string(in.num_ids));
-  }
-  if (weights.has_value()) {
-    in.per_sample_weights = data_as(*weights, "per_sample_weights", outer_dtype(c));
-    check_shape(*weights, "per_sample_weights", {in.num_ids});
-    for (int64_t t = 0; t < c.num_tables(); ++t) {
-      require(
-          c.table(t).spec().pooling == Pooling::kSum,
-          "per_sample_weights: expected sum pooling, got mean, max or none for table '" + c.table(t).spec().name + "'");
-    }
-  }
+  LookupInput in = checked_input(input_shape(c), ids, offsets, weights, out, ids_per_bag);
   in.keep = keep;
   in.threads = std::clamp(threads, 1, kMaxThreads);
   py::gil_scoped_release release;

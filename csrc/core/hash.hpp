@@ -36,6 +36,9 @@ CPR_INLINE uint64_t sample_bits(uint64_t key, uint64_t step, uint64_t block, int
   return bits;
 }
 
+// Of one step and table: rows of half precision are rounded by it.
+CPR_INLINE uint64_t rounding_key(uint64_t key, uint64_t step) { return hash2(key + 0x52U, step); }
+
 // 32 random bits for element `column` of the row whose key is row_key; the high ones are the best.
 CPR_INLINE uint32_t element_bits(uint64_t row_key, uint32_t column) {
   uint32_t x = static_cast<uint32_t>(row_key) + column * 0x9e3779b9U;

@@ -3,13 +3,13 @@
 #include <cstdint>
 
 #include "core/macros.hpp"
+#include "core/types.hpp"
 
 // The one order in which vectors are summed, for pooling and for gradients of equal rows: input order in a 32-ary tree.
 // Chunks of 32 are summed sequentially, then chunks of 32 partial sums, and so on; up to 32 it is the plain order.
 // D is the length known at compile time, or 0 for `dim`.
 namespace cpr {
 
-inline constexpr int64_t kSumFanout = 32;
 inline constexpr int kSumLevels = 8;  // 32^7 > 2^32 items
 
 template <int D>

@@ -81,6 +81,10 @@ inline constexpr int64_t kMaxNumbers = int64_t{1} << 48;  // of a table
 inline constexpr int64_t kMaxIds = int64_t{1} << 31;
 inline constexpr uint64_t kSampledFlag = uint64_t{1} << 31;
 inline constexpr uint64_t kPositionMask = kSampledFlag - 1;
+inline constexpr uint32_t kNoPosition = ~uint32_t{0};  // of no id of a batch
+
+// Sums are taken in chunks of 32 items, then of 32 sums, and so on (core/ordered_sum.hpp).
+inline constexpr int64_t kSumFanout = 32;
 
 // Of one call; more are not used.
 inline constexpr int kMaxThreads = 256;

@@ -159,8 +159,7 @@ CPR_INLINE uint32_t* ssu_slot_of(const SsuView& ssu, int64_t row) {
 }
 
 CPR_INLINE bool is_listed(const SsuView& ssu, int64_t row, uint32_t word) {
-  return (word & kListedBit) != 0 &&
-         __atomic_load_n(ssu_slot_of(ssu, row), __ATOMIC_ACQUIRE) == static_cast<uint32_t>(row);
+  return (word & kListedBit) != 0 && load_acquire(ssu_slot_of(ssu, row)) == static_cast<uint32_t>(row);
 }
 
 // Brings the histogram and the totals from one word of a row to the next.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/atomics.hpp"
 #include "core/macros.hpp"
 
 // A row's metadata: optimizer state and counter word in one 8-byte cell, so that tracking touches no cache line that
@@ -72,7 +73,7 @@ CPR_INLINE float add_drift(float drift, float norm) {
   return sum < kMaxDrift ? sum : kMaxDrift;
 }
 
-CPR_INLINE uint32_t load_word(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-CPR_INLINE void store_word(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+CPR_INLINE uint32_t load_word(const uint32_t* word) { return load_acquire(word); }
+CPR_INLINE void store_word(uint32_t* word, uint32_t value) { store_relaxed(word, value); }
 
 }  // namespace cpr

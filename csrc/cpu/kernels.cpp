@@ -7,6 +7,7 @@
 #include "core/half.hpp"
 #include "core/ordered_sum.hpp"
 #include "core/settle.hpp"
+#include "core/steps.hpp"
 
 namespace cpr::cpu::CPR_LEVEL {
 

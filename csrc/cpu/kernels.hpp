@@ -71,7 +71,6 @@ struct UpdateArgs {
 // |a * (1 / sum(a)) - b * (1 / sum(b))|.
 enum class Distance { kL2, kL1, kTv };
 
-inline constexpr uint32_t kNoPosition = ~uint32_t{0};
 inline constexpr int kScratchRows = 3;
 
 // A thread's scratch; sized for the largest unit before kernels run.

@@ -3,7 +3,7 @@
 
 template <int D>
 CPR_INLINE float norm_of(const UpdateArgs& a, const float* step, float scale) {
-  return a.table.track_drift ? scale * __builtin_sqrtf(sum_of_squares<D>(step, a.table.dim)) : 0.0F;
+  return a.table.track_drift ? scale * square_root(sum_of_squares<D>(step, a.table.dim)) : 0.0F;
 }
 
 template <int D>
@@ -19,9 +19,9 @@ CPR_INLINE float step_row_wise_adagrad(const UpdateArgs& a, int64_t row, const f
   const float squares = sum_of_squares<D>(g, a.table.dim);
   const float state = meta->state + squares / static_cast<float>(fixed_dim<D>(a.table.dim));
   meta->state = state;
-  const float rate = a.learning_rate / (__builtin_sqrtf(state) + a.eps);
+  const float rate = row_wise_rate(a.learning_rate, state, a.eps);
   subtract_scaled<D>(w, g, rate, a.table.dim);
-  return a.table.track_drift ? rate * __builtin_sqrtf(squares) : 0.0F;
+  return a.table.track_drift ? rate * square_root(squares) : 0.0F;
 }
 
 // Elements that no loop-carried pointer ties together: `step` is scratch of its own.
@@ -36,8 +36,8 @@ CPR_INLINE float step_adagrad(const UpdateArgs& a, int64_t row, const float* __r
   const int64_t dim = a.table.dim;
   float* __restrict__ sum = a.table.arrays[0].data + row * dim;
   for (int64_t d = 0; d < dim; ++d) {
-    sum[d] = sum[d] + g[d] * g[d];
-    step[d] = a.learning_rate * g[d] / (__builtin_sqrtf(sum[d]) + a.eps);
+    sum[d] = adagrad_sum(sum[d], g[d]);
+    step[d] = adagrad_step(a.learning_rate, g[d], sum[d], a.eps);
   }
   return subtract_step(a, step, w);
 }
@@ -50,9 +50,9 @@ CPR_INLINE float step_adam(const UpdateArgs& a, int64_t row, const float* __rest
   float* __restrict__ m = a.table.arrays[0].data + row * dim;
   float* __restrict__ v = a.table.arrays[1].data + row * dim;
   for (int64_t d = 0; d < dim; ++d) {
-    m[d] = a.beta1 * m[d] + a.gain1 * g[d];
-    v[d] = a.beta2 * v[d] + a.gain2 * (g[d] * g[d]);
-    step[d] = a.learning_rate * (m[d] / a.correction1) / (__builtin_sqrtf(v[d] / a.correction2) + a.eps);
+    m[d] = moved_moment(a.beta1, a.gain1, m[d], g[d]);
+    v[d] = moved_moment(a.beta2, a.gain2, v[d], g[d] * g[d]);
+    step[d] = adam_step(a.learning_rate, m[d], a.correction1, adam_denominator(v[d], a.correction2, a.eps));
   }
   return subtract_step(a, step, w);
 }
@@ -63,13 +63,13 @@ CPR_INLINE float step_partial_row_wise_adam(const UpdateArgs& a, int64_t row, co
   const int64_t dim = a.table.dim;
   RowMeta* meta = meta_of(a.table, row);
   const float mean = sum_of_squares<0>(g, dim) / static_cast<float>(dim);
-  const float v = a.beta2 * meta->state + a.gain2 * mean;
+  const float v = moved_moment(a.beta2, a.gain2, meta->state, mean);
   meta->state = v;
-  const float denominator = __builtin_sqrtf(v / a.correction2) + a.eps;
+  const float denominator = adam_denominator(v, a.correction2, a.eps);
   float* __restrict__ m = a.table.arrays[0].data + row * dim;
   for (int64_t d = 0; d < dim; ++d) {
-    m[d] = a.beta1 * m[d] + a.gain1 * g[d];
-    step[d] = a.learning_rate * (m[d] / a.correction1) / denominator;
+    m[d] = moved_moment(a.beta1, a.gain1, m[d], g[d]);
+    step[d] = adam_step(a.learning_rate, m[d], a.correction1, denominator);
   }
   return subtract_step(a, step, w);
 }

@@ -2,12 +2,12 @@
 
 #include <unistd.h>
 
-#include <bit>
 #include <functional>
 #include <stdexcept>
 #include <utility>
 
 #include "core/errors.hpp"
+#include "table/layout.hpp"
 
 namespace cpr {
 
@@ -27,49 +27,23 @@ Collection::Collection(std::vector<TableSpec> tables, std::vector<int64_t> featu
     weight_bytes += Arena::aligned(Table::weight_bytes(spec));
     state_bytes += Table::state_bytes(spec, optimizer.kind);
     tracker_bytes += Arena::aligned(Table::tracker_bytes(spec));
-    wide_ = wide_ || spec.dtype == DType::kFloat64;
-    pools_max_ = pools_max_ || spec.pooling == Pooling::kMax;
   }
+  const Layout layout = make_layout(tables, features_);
+  feature_column_ = layout.feature_column;
+  output_dim_ = layout.output_dim;
+  unpooled_ = layout.unpooled;
+  wide_ = layout.wide;
+  pools_max_ = layout.pools_max;
+  log2_period_ = layout.log2_period;
   const Arenas arenas = place(weight_bytes, state_bytes, tracker_bytes, region);
-  bool any_ssu = false;
-  for (TableSpec& spec : tables) {
-    if (spec.track_ssu) {
-      const int period = std::countr_zero(static_cast<uint64_t>(spec.ssu_period));
-      if (any_ssu && period != log2_period_) {
-        throw std::invalid_argument("ssu_period: expected one period for all tables of a collection, got " +
-                                    std::to_string(int64_t{1} << log2_period_) + " and " +
-                                    std::to_string(spec.ssu_period));
-      }
-      any_ssu = true;
-      log2_period_ = period;
-    }
-    tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, arenas));
-  }
-  unpooled_ = tables_.front()->spec().pooling == Pooling::kNone;
-  check_unpooled();
+  for (TableSpec& spec : tables) tables_.push_back(std::make_unique<Table>(std::move(spec), optimizer, seed, arenas));
   for (size_t f = 0; f < features_.size(); ++f) {
     features_of_table_.at(static_cast<size_t>(features_[f])).push_back(static_cast<int64_t>(f));
-    feature_column_.push_back(unpooled_ ? 0 : output_dim_);
-    output_dim_ = table(features_[f]).dim() + (unpooled_ ? 0 : output_dim_);
   }
   if (region_ != nullptr && region_->attached()) {
     find_left();
   } else {
     for (const auto& table : tables_) table->initialise(0, table->num_rows());
-  }
-}
-
-void Collection::check_unpooled() const {
-  const TableSpec& first = tables_.front()->spec();
-  for (const auto& table : tables_) {
-    const TableSpec& spec = table->spec();
-    if ((spec.pooling == Pooling::kNone) != unpooled_) {
-      throw std::invalid_argument("pooling: expected none for all tables of a collection or for no table, got both");
-    }
-    if (unpooled_ && spec.embedding_dim != first.embedding_dim) {
-      throw std::invalid_argument("embedding_dim: expected one for all tables of a collection without pooling, got " +
-                                  std::to_string(first.embedding_dim) + " and " + std::to_string(spec.embedding_dim));
-    }
   }
 }
 

@@ -146,7 +146,6 @@ class Collection {
   void end_logs();
   // The snapshot that rows written from outside may have torn, failed; nullptr if none.
   std::shared_ptr<Snapshot> fail_torn(int64_t table);
-  void check_unpooled() const;
   void check_batch(const Batch& batch, const char* call) const;
   std::vector<Unit> plan_units(Batch* batch, int threads, const std::vector<bool>& frozen);
   void partition(Batch* batch, int64_t table, std::vector<cpu::KeySpan> spans, int64_t n, int threads,

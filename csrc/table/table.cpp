@@ -7,6 +7,7 @@
 #include "core/errors.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/thread_pool.hpp"
+#include "table/layout.hpp"
 
 namespace cpr {
 
@@ -14,21 +15,8 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 1 << 15;
 constexpr int64_t kInitialiseThreads = 8;
-constexpr int64_t kMinSlotsForGroups = 4096;
 constexpr int64_t kMinDeferred = 1 << 10;
 constexpr int64_t kMaxDeferred = 1 << 14;  // bounds what a snapshot's begin has to enter
-
-SsuView make_ssu(const TableSpec& spec, uint64_t key) {
-  SsuView ssu;
-  ssu.key = hash2(key, 0x55U);
-  ssu.groups = kSsuGroups;
-  if (!spec.track_ssu) return ssu;
-  const int64_t capacity =
-      std::max<int64_t>(1, static_cast<int64_t>(spec.ssu_fraction * static_cast<double>(spec.num_embeddings)));
-  if (capacity < kMinSlotsForGroups) ssu.groups = 1;
-  ssu.slots_per_group = static_cast<uint32_t>(capacity / ssu.groups);
-  return ssu;
-}
 
 template <size_t kBuckets>
 std::vector<int64_t> load_all(const std::array<std::atomic<int64_t>, kBuckets>& buckets) {
@@ -43,12 +31,6 @@ void add_changes(const int32_t (&changes)[kBuckets], std::array<std::atomic<int6
   for (size_t b = 0; b < kBuckets; ++b) {
     if (changes[b] != 0) (*buckets)[b].fetch_add(changes[b], std::memory_order_relaxed);
   }
-}
-
-int meta_shift(const TableSpec& spec) { return spec.track_drift ? 4 : 3; }
-
-RowFormat make_format(const TableSpec& spec, StateLayout layout) {
-  return {spec.embedding_dim, spec.dtype, layout.arrays * spec.embedding_dim + layout.of_row, spec.track_drift};
 }
 
 }  // namespace

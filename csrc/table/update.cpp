@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <stdexcept>
 #include <utility>
 
 #include "core/errors.hpp"
+#include "core/steps.hpp"
 #include "cpu/thread_pool.hpp"
 #include "table/collection.hpp"
 
@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t kIdsWorthAThread = 1024;
 constexpr int64_t kMinPartitioned = 8192;  // smaller units aren't worth splitting
 constexpr int64_t kSplitFloats = 1 << 16;
-constexpr uint64_t kRoundingSalt = 0x52U;
 constexpr uint64_t kRepeatSalt = 0x4dU;
 
 bool all_finite(const float* x, int64_t n, int threads) {
@@ -137,12 +136,12 @@ cpu::UpdateArgs Collection::update_args(Batch* batch, int64_t index, const void*
   args.gain1 = static_cast<float>(1.0 - optimizer_.beta1);
   args.gain2 = static_cast<float>(1.0 - optimizer_.beta2);
   if (args.optimizer == Optimizer::kAdam || args.optimizer == Optimizer::kPartialRowWiseAdam) {
-    const double t = static_cast<double>(step_ + 1);
-    args.correction1 = static_cast<float>(1.0 - std::pow(optimizer_.beta1, t));
-    args.correction2 = static_cast<float>(1.0 - std::pow(optimizer_.beta2, t));
+    const uint64_t t = static_cast<uint64_t>(step_ + 1);
+    args.correction1 = adam_correction(optimizer_.beta1, t);
+    args.correction2 = adam_correction(optimizer_.beta2, t);
   }
   args.weight_decay = optimizer_.weight_decay;
-  args.rounding_key = hash2(table(index).key() + kRoundingSalt, static_cast<uint64_t>(step_));
+  args.rounding_key = rounding_key(table(index).key(), static_cast<uint64_t>(step_));
   args.grad = grad;
   args.grad_stride = output_dim_;
   args.batch = batch->batch_size();

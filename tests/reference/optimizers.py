@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from reference.arithmetic import FloatArray, IntArray, sum_of_squares
@@ -58,8 +56,18 @@ def adagrad(
 
 
 def _bias_corrections(betas: tuple[float, float], t: int) -> list[np.float32]:
-    """1 - beta^t in float64, rounded once."""
-    return [np.float32(1.0 - math.pow(beta, t)) for beta in betas]
+    """1 - beta^t in float64, the power by squaring, rounded once."""
+    return [np.float32(1.0 - _power(beta, t)) for beta in betas]
+
+
+def _power(base: float, exponent: int) -> float:
+    power = 1.0
+    while exponent:
+        if exponent & 1:
+            power *= base
+        base *= base
+        exponent >>= 1
+    return power
 
 
 def adam(

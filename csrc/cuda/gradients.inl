@@ -1,0 +1,211 @@
+// Part of kernels: the ordered sum of the gradients of equal rows. The keys of a row are neighbours; chunks of 32 that
+// are full, and chunks of 32 sums of full chunks and so on, are summed before the update, each by one group, so that
+// many groups share a hot row. The order is that of core/ordered_sum.hpp, whoever sums.
+
+CPR_BODY int64_t row_number(uint64_t key) { return static_cast<int64_t>(key >> 32); }
+
+// The table of a row's number: the last that begins at or before it.
+CPR_BODY int64_t table_of_row(const UpdateArgs& a, int64_t number) {
+  int64_t low = 0;
+  int64_t high = a.num_tables;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (a.tables[middle].first_row <= number) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Adds the gradient that the id of `key` has, or begins the sum with it.
+template <int kBlocks, int kWidth>
+CPR_BODY void add_occurrence(const UpdateArgs& a, const TableView& t, uint64_t key, bool first, int lane,
+                             int64_t column, Tile<float, kBlocks * kWidth>* sum) {
+  const int64_t position = static_cast<int64_t>(key & kPositionMask);
+  const int64_t bag = a.batch.bag_of == nullptr ? position : a.batch.bag_of[position];
+  const int64_t feature =
+      a.unpooled ? 0 : static_cast<uint32_t>(bag) / static_cast<uint32_t>(a.batch_size);  // both are below 2^31
+  const int64_t at = (bag - feature * a.batch_size) * a.grad_stride + a.features[feature].column;
+  Tile<float, kBlocks * kWidth> g{};
+  read_tile<kWidth, kBlocks>(a.grad + at, lane, column, t.dim, &g);
+  if (t.pooling == Pooling::kMax) {
+    Tile<uint32_t, kBlocks * kWidth> where{};
+    read_tile<kWidth, kBlocks>(a.batch.argmax + at, lane, column, t.dim, &where);
+    CPR_UNROLL
+    for (int j = 0; j < kBlocks * kWidth; ++j)
+      g.at[j] = where.at[j] == static_cast<uint32_t>(position) ? g.at[j] : 0.0F;
+  } else if (a.batch.weights != nullptr || t.pooling == Pooling::kMean) {
+    const float scale = a.batch.weights != nullptr ? static_cast<const float*>(a.batch.weights)[position]
+                                                   : 1.0F / static_cast<float>(a.batch.bag_length[bag]);
+    CPR_UNROLL
+    for (int j = 0; j < kBlocks * kWidth; ++j) g.at[j] = g.at[j] * scale;
+  }
+  CPR_UNROLL
+  for (int j = 0; j < kBlocks * kWidth; ++j) sum->at[j] = first ? g.at[j] : sum->at[j] + g.at[j];
+}
+
+template <int kBlocks, int kWidth>
+CPR_BODY void add_tile(const Tile<float, kBlocks * kWidth>& x, bool first, Tile<float, kBlocks * kWidth>* sum) {
+  CPR_UNROLL
+  for (int j = 0; j < kBlocks * kWidth; ++j) sum->at[j] = first ? x.at[j] : sum->at[j] + x.at[j];
+}
+
+// Sum of the full chunk with place `place` of `level`.
+template <int kBlocks, int kWidth>
+CPR_BODY void add_chunk(const UpdateArgs& a, const TableView& t, int level, int64_t place, bool first, int lane,
+                        int64_t column, Tile<float, kBlocks * kWidth>* sum) {
+  const float* chunk = a.partial.sums + (a.partial.begin[level] + place) * a.partial.stride;
+  Tile<float, kBlocks * kWidth> x{};
+  read_tile<kWidth, kBlocks>(chunk, lane, column, t.dim, &x);
+  add_tile<kBlocks, kWidth>(x, first, sum);
+}
+
+// The ordered sum of `count` >= 1 keys from `start` on, those of one row. From the lowest level up: the items that are
+// in no full chunk, then what was left of the level below, make up the level's open chunk.
+template <int kBlocks, int kWidth>
+CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, int64_t count, int lane, int64_t column,
+                      Tile<float, kBlocks * kWidth>* sum) {
+  bool left = false;  // `sum` has a chunk that isn't full, of the level below
+  int64_t size = 1;   // keys of an item
+  for (int level = 0;; ++level, size *= kSumFanout) {
+    const int64_t items = count / size;
+    const int64_t chunks = items / kSumFanout;
+    if (chunks > 0 && items == chunks * kSumFanout && !left) continue;
+    Tile<float, kBlocks * kWidth> open{};
+    for (int64_t i = chunks * kSumFanout; i < items; ++i) {
+      const bool first = i == chunks * kSumFanout;
+      if (level == 0) {
+        add_occurrence<kBlocks, kWidth>(a, t, a.keys[start + i], first, lane, column, &open);
+      } else {
+        add_chunk<kBlocks, kWidth>(a, t, level - 1, start / size + i, first, lane, column, &open);
+      }
+    }
+    if (left) add_tile<kBlocks, kWidth>(*sum, items == chunks * kSumFanout, &open);
+    *sum = open;
+    left = true;
+    if (chunks == 0) return;
+  }
+}
+
+// Whether any key of the run was sampled.
+template <typename G>
+CPR_BODY bool sampled_run(const G& g, const UpdateArgs& a, int64_t start, int64_t count) {
+  typename G::template PerLane<bool> found;
+  g.each([&](int lane) {
+    int64_t size = 1;
+    for (int level = 0; count >= size; ++level, size *= kSumFanout) {
+      const int64_t items = count / size;
+      for (int64_t i = items / kSumFanout * kSumFanout + lane; i < items; i += G::kLanes) {
+        found[lane] =
+            found[lane] || (level == 0 ? (a.keys[start + i] & kSampledFlag) != 0
+                                       : a.partial.sampled[a.partial.begin[level - 1] + start / size + i] != 0);
+      }
+    }
+  });
+  return g.any(found);
+}
+
+// First key of the row's run; `at` is one of its keys.
+CPR_BODY int64_t run_begin(const UpdateArgs& a, int64_t number, int64_t at) {
+  int64_t low = 0;
+  int64_t high = at;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (row_number(a.keys[middle]) < number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Writes the sum of a full chunk of `level`, whose first key is `first`.
+template <typename G>
+CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, int level, int64_t first, int64_t size) {
+  const int64_t place = a.partial.begin[level] + first / (size * kSumFanout);
+  float* out = a.partial.sums + place * a.partial.stride;
+  typename G::template PerLane<bool> sampled;
+  g.each([&](int lane) {
+    for (int64_t column = 0; column < t.dim; column += kTileColumns) {
+      Tile<float, kTileBlocks * G::kWidth> sum{};
+      for (int64_t i = 0; i < kSumFanout; ++i) {
+        if (level == 0) {
+          add_occurrence<kTileBlocks, G::kWidth>(a, t, a.keys[first + i], i == 0, lane, column, &sum);
+        } else {
+          add_chunk<kTileBlocks, G::kWidth>(a, t, level - 1, first / size + i, i == 0, lane, column, &sum);
+        }
+      }
+      write_tile<G::kWidth, kTileBlocks>(sum, lane, column, t.dim, out);
+    }
+    for (int64_t i = lane; i < kSumFanout; i += G::kLanes) {
+      sampled[lane] =
+          sampled[lane] || (level == 0 ? (a.keys[first + i] & kSampledFlag) != 0
+                                       : a.partial.sampled[a.partial.begin[level - 1] + first / size + i] != 0);
+    }
+  });
+  const bool any = g.any(sampled);
+  g.each([&](int lane) {
+    if (lane == 0) a.partial.sampled[place] = any ? 1 : 0;
+  });
+}
+
+// Whether a chunk of `size` keys from `first` on is full of the row's.
+CPR_BODY bool is_full(const UpdateArgs& a, int64_t number, int64_t first, int64_t size) {
+  return first + size <= a.num_ids && row_number(a.keys[first + size - 1]) == number;
+}
+
+// The chunk that begins among the 32 keys of a window, if it is full; then, if it was the last of 32, the chunk of
+// these, and so on: whoever comes last has all others' sums before it.
+template <typename G>
+CPR_BODY void sum_window(const G& g, const UpdateArgs& a, int64_t window) {
+  const int64_t begin = window * kSumFanout;
+  const int64_t last = begin + kSumFanout - 1;
+  if (last >= a.num_ids) return;
+  const int64_t number = row_number(a.keys[last]);
+  const bool goes_on = last + 1 < a.num_ids && row_number(a.keys[last + 1]) == number;
+  if (row_number(a.keys[begin]) != number && !goes_on) return;
+  const int64_t start = run_begin(a, number, last);
+  int64_t first = start >= begin ? start : start + (begin - start + kSumFanout - 1) / kSumFanout * kSumFanout;
+  if (!is_full(a, number, first, kSumFanout)) return;
+  const TableRecord& table = a.tables[table_of_row(a, number)];
+  if (table.frozen != 0) return;
+  int64_t size = 1;
+  for (int level = 0; level < a.partial.levels; ++level) {
+    write_chunk(g, a, table.view, level, first, size);
+    size *= kSumFanout;
+    const int64_t above = size * kSumFanout;
+    first = start + (first - start) / above * above;
+    if (level + 1 == a.partial.levels || !is_full(a, number, first, above)) return;
+    g.sync();
+    typename G::template PerLane<uint32_t> before;
+    uint32_t* arrived = a.batch.arrived + a.partial.counters[level] + first / above;
+    g.each([&](int lane) {
+      if (lane == 0) before[lane] = add_acq_rel(arrived, 1);
+    });
+    if (g.from_first(before) != kSumFanout - 1) return;
+    g.sync();
+  }
+}
+
+// Beside it: whether the gradient is finite, and what Adam divides by in this step.
+template <typename G>
+CPR_BODY void partial_body(const G& g, const UpdateArgs& a) {
+  if (a.state->failed != 0) return;
+  const int64_t lanes = g.count() * G::kLanes;
+  g.each([&](int lane) {
+    bool bad = false;
+    for (int64_t i = g.index() * G::kLanes + lane; i < a.grad_size; i += lanes) {
+      bad = bad || (bits_of_float(a.grad[i]) & 0x7f800000U) == 0x7f800000U;
+    }
+    if (bad) store_relaxed(&a.state->not_finite, 1);
+    if (g.index() != 0 || lane != 0) return;
+    const uint64_t t = static_cast<uint64_t>(a.state->step) + 1;
+    a.state->correction1 = adam_correction(a.state->settings.wide_beta1, t);
+    a.state->correction2 = adam_correction(a.state->settings.wide_beta2, t);
+  });
+  const int64_t windows = a.num_ids / kSumFanout;
+  for (int64_t window = g.index(); window < windows; window += g.count()) sum_window(g, a, window);
+}

@@ -1,0 +1,10 @@
+// The bodies of all kernels, for any group; included into a namespace of its own by each implementation of Device.
+#include "cuda/rows.inl"
+
+#include "cuda/initialise.inl"
+#include "cuda/lookup.inl"
+
+#include "cuda/gradients.inl"
+#include "cuda/update.inl"
+
+#include "cuda/enter.inl"

@@ -1,0 +1,129 @@
+// DeviceCollection::update: lays out its workspace and gives the launches of a step.
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/errors.hpp"
+#include "table/device_collection.hpp"
+#include "table/device_memory.hpp"
+
+namespace cpr {
+
+namespace {
+
+// Room for the sums of full chunks among `num_ids` keys.
+cuda::PartialSums place_sums(int64_t num_ids, int64_t stride, Places* places) {
+  cuda::PartialSums sums;
+  sums.stride = (stride + 3) / 4 * 4;
+  int64_t total = 0;
+  int64_t counters = 0;
+  for (int64_t size = kSumFanout; size <= num_ids && sums.levels < cuda::kMaxPartialLevels; size *= kSumFanout) {
+    sums.begin[sums.levels] = total;
+    total += num_ids / size + 1;
+    sums.counters[sums.levels] = counters;
+    counters += num_ids / (size * kSumFanout) + 1;
+    ++sums.levels;
+  }
+  sums.sums = places->take<float>(total * sums.stride);
+  sums.sampled = places->take<uint32_t>(total);
+  return sums;
+}
+
+}  // namespace
+
+// What an update needs beside its batch.
+struct DeviceCollection::Workspace {
+  uint64_t* keys = nullptr;
+  uint32_t* starts = nullptr;
+  uint32_t* unique = nullptr;
+  uint32_t* sampled = nullptr;
+  cuda::PartialSums sums;
+  void* seam = nullptr;
+  int64_t bytes = 0;
+};
+
+DeviceCollection::Workspace DeviceCollection::place_workspace(int64_t num_ids, void* memory) const {
+  Places places(memory);
+  Workspace workspace;
+  workspace.keys = places.take<uint64_t>(num_ids);
+  workspace.starts = places.take<uint32_t>(num_ids);
+  workspace.unique = places.take<uint32_t>(1);
+  workspace.sampled = places.take<uint32_t>(num_ids);
+  workspace.sums = place_sums(num_ids, layout_.max_dim, &places);
+  workspace.seam = places.take<char>(static_cast<int64_t>(device_->seam_bytes(num_ids)));
+  workspace.bytes = places.bytes();
+  return workspace;
+}
+
+int64_t DeviceCollection::update_bytes(int64_t num_ids) const { return place_workspace(num_ids, nullptr).bytes; }
+
+void DeviceCollection::check_batch(const DeviceBatch& batch, const char* call) const {
+  if (batch.collection != this) {
+    throw std::invalid_argument(std::string(call) + ": expected a batch of this collection, got another's");
+  }
+  if (batch.consumed) {
+    throw Error(std::string(call) +
+                ": the batch was consumed before; a fused optimizer updates once per forward, a second backward "
+                "through the same forward is not possible");
+  }
+}
+
+void DeviceCollection::freeze(const std::vector<bool>& frozen, cuda::Stream stream) {
+  for (int64_t t = 0; t < num_tables(); ++t) {
+    cuda::TableRecord& record = tables_[static_cast<size_t>(t)];
+    const uint32_t value = frozen[static_cast<size_t>(t)] ? 1 : 0;
+    if (record.frozen == value) continue;
+    record.frozen = value;  // alone: the rest of the record may have changed on the device
+    uint32_t* const to = &const_cast<cuda::TableRecord*>(device_tables())[t].frozen;
+    device_->upload(to, &record.frozen, sizeof record.frozen, stream);
+  }
+}
+
+int DeviceCollection::row_bits() const {
+  const cuda::TableRecord& last = tables_.back();
+  const int64_t rows = last.first_row + last.view.num_rows;
+  return std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(rows - 1))));
+}
+
+void DeviceCollection::update(DeviceBatch* batch, const float* grad, float grad_scale, const std::vector<bool>& frozen,
+                              void* memory, cuda::Stream stream) {
+  check_ready("update");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_batch(*batch, "update");
+  raise_errors("update", stream);
+  freeze(frozen, stream);
+  const Workspace workspace = place_workspace(batch->num_ids, memory);
+  cuda::UpdateArgs args;
+  args.tables = device_tables();
+  args.features = device_features();
+  args.state = device_state();
+  args.num_tables = num_tables();
+  args.batch_size = batch->batch_size;
+  args.num_ids = batch->num_ids;
+  args.batch = batch->view;
+  args.unpooled = layout_.unpooled;
+  args.keys = workspace.keys;
+  args.grad = grad;
+  args.grad_stride = layout_.output_dim;
+  args.grad_size = batch->batch_size * layout_.output_dim;
+  args.grad_scale = grad_scale;
+  args.optimizer = optimizer_.kind;
+  args.starts = workspace.starts;
+  args.unique = workspace.unique;
+  args.sampled = workspace.sampled;
+  args.partial = workspace.sums;
+  if (batch->num_ids > 0) {
+    device_->sort_keys(batch->view.keys, workspace.keys, batch->num_ids, row_bits(), workspace.seam, stream);
+    device_->compact_runs(workspace.keys, workspace.starts, workspace.unique, batch->num_ids, workspace.seam, stream);
+  } else {
+    device_->fill(workspace.unique, 0, sizeof(uint32_t), stream);
+  }
+  device_->partial_sums(args, stream);
+  device_->update(args, stream);
+  device_->enter_sampled(args, stream);
+  batch->consumed = true;
+}
+
+}  // namespace cpr
