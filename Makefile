@@ -18,6 +18,9 @@ SOURCES := Makefile pyproject.toml CMakeLists.txt constraints.txt \
   $(shell find cmake csrc cpr_native -name __pycache__ -prune -o ! -name '*.so' -print)
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
+# The device's kernels run on the host in tests.
+export SKBUILD_CMAKE_DEFINE ?= CPR_HOST_DEVICE=ON
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test cuda-code cuda-check test-cluster cluster-demo levels symbols lint format types bench study study-small quantised-study scale-study scar-study scar-small bench-check fuzz kills reattach soak histories \
@@ -149,13 +152,13 @@ tsan: export TSAN_OPTIONS := exitcode=66
 asan tsan: $(VENV)/test.stamp  ## the engine's tests under AddressSanitizer + UBSan, or ThreadSanitizer (gcc)
 	$(INSTALL) -q pybind11 cmake ninja
 	$(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Debug \
-	  -DCPR_SANITIZE=$(SANITIZER) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -DCPR_SANITIZE=$(SANITIZER) -DCPR_HOST_DEVICE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)"
 	$(BIN)/cmake --build build/$@
 	rm -rf build/$@/package && mkdir build/$@/package && cp -r cpr_native build/$@/package/
 	cp build/$@/_native.*.so build/$@/package/cpr_native/
 	PYTHONPATH=$(CURDIR)/build/$@/package LD_PRELOAD="$(foreach library,$(RUNTIME),$$(gcc -print-file-name=$(library)))" \
-	  $(BIN)/pytest tests/table $(SELECT) $(ARGS)
+	  $(BIN)/pytest tests/table tests/device $(SELECT) $(ARGS)
 
 develop: $(BIN)/python  ## install in place (editable), with every tool; rebuild by running it again
 	rm -f $(VENV)/*.stamp

@@ -33,6 +33,9 @@ def cuda_driver() -> tuple[int, str, list[tuple[str, int, int, int, str]]]:
 def cuda_missing_code(targets: Sequence[str], major: int, minor: int) -> str:
     """Why a device of capability `major`.`minor` has no code among `targets`; "" if it has."""
 
+def cuda_device(index: int) -> Device:
+    """The GPU with CUDA's number `index`; in builds with the CUDA engine. Raises ValueError, CprError."""
+
 def host_device(lanes: int, seed: int, *, deferred: bool = True) -> Device:
     """A device whose kernels run on the host, in orders drawn from `seed`; in builds for tests only.
 

@@ -22,11 +22,7 @@ CODE = sorted(
     path
     for folder in ("cpr_native", "csrc", "tests", "bench", "examples", "studies", "reliability")
     for path in (ROOT / folder).rglob("*")
-<<<<<<< HEAD
     if path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl", ".cu", ".cuh"}
-=======
-    if path.suffix in {".py", ".pyi", ".cpp", ".cu", ".hpp", ".inl"}
->>>>>>> ae1774a (Tables in memory of a device: lookup and update with every optimizer, run on the host in tests)
 )
 PYTHON = [path for path in CODE if path.is_relative_to(PACKAGE)]
 CPP = [path for path in CODE if path.is_relative_to(CSRC)]

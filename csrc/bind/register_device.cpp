@@ -15,6 +15,9 @@
 #include "bind/tensor_ref.hpp"
 #include "cuda/device.hpp"
 #include "table/device_collection.hpp"
+#ifdef CPR_CUDA
+#include "cuda/cuda_device.hpp"
+#endif
 #ifdef CPR_HOST_DEVICE
 #include "cuda/host_device.hpp"
 #endif
@@ -208,6 +211,9 @@ void register_device(py::module_& m) {
   py::class_<cuda::Device, std::shared_ptr<cuda::Device>>(m, "Device")
       .def_property_readonly("name", &cuda::Device::name)
       .def("synchronize", &cuda::Device::synchronize, py::arg("stream") = 0, py::call_guard<py::gil_scoped_release>());
+#ifdef CPR_CUDA
+  m.def("cuda_device", &cuda::make_cuda_device, py::arg("index"));
+#endif
 #ifdef CPR_HOST_DEVICE
   m.def("host_device", &cuda::make_host_device, py::arg("lanes"), py::arg("seed"), py::kw_only(),
         py::arg("deferred") = true);

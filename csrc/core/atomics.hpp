@@ -11,7 +11,7 @@ namespace cpr {
 #if defined(__CUDA_ARCH__)
 
 CPR_INLINE uint32_t load_acquire(const uint32_t* at) {
-  return __nv_atomic_load_n(at, __NV_ATOMIC_ACQUIRE, __NV_THREAD_SCOPE_DEVICE);
+  return __nv_atomic_load_n(const_cast<uint32_t*>(at), __NV_ATOMIC_ACQUIRE, __NV_THREAD_SCOPE_DEVICE);
 }
 CPR_INLINE void store_relaxed(uint32_t* at, uint32_t value) {
   __nv_atomic_store_n(at, value, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);

@@ -29,7 +29,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;
 
-  // Host memory is read before upload returns; download has written it once the stream was synchronised.
+  // For little memory: it is read before upload returns. download has written once the stream was synchronised.
   virtual void upload(void* device, const void* host, size_t bytes, Stream stream) = 0;
   virtual void download(void* host, const void* device, size_t bytes, Stream stream) = 0;
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) = 0;

@@ -120,9 +120,9 @@ CPR_BODY float bring_state(const UpdateArgs& a, const TableView& t, float square
   }
 }
 
-inline constexpr bool has_row_state(Optimizer optimizer) {
-  return optimizer == Optimizer::kRowWiseAdagrad || optimizer == Optimizer::kPartialRowWiseAdam;
-}
+template <Optimizer kOptimizer>
+inline constexpr bool kHasRowState =
+    kOptimizer == Optimizer::kRowWiseAdagrad || kOptimizer == Optimizer::kPartialRowWiseAdam;
 
 // Columns that the row doesn't have count as 0: without eps their step would be NaN.
 template <typename G>
@@ -144,7 +144,7 @@ CPR_BODY float optimise_row(const G& g, const UpdateArgs& a, const TableView& t,
   const bool one_tile = t.dim <= kTileColumns;
   float norm_scale = 1.0F;
   float rate = 0.0F;
-  if constexpr (has_row_state(kOptimizer)) {
+  if constexpr (kHasRowState<kOptimizer>) {
     for (int64_t column = 0; column < t.dim; column += kTileColumns) {
       g.each([&](int lane) {
         gradient[lane] = {};
@@ -160,7 +160,7 @@ CPR_BODY float optimise_row(const G& g, const UpdateArgs& a, const TableView& t,
   }
   for (int64_t column = 0; column < t.dim; column += kTileColumns) {
     g.each([&](int lane) {
-      if (!has_row_state(kOptimizer) || !one_tile) {
+      if (!kHasRowState<kOptimizer> || !one_tile) {
         gradient[lane] = {};
         weight[lane] = {};
         read_gradient<G>(a, t, work, lane, column, &gradient[lane], &weight[lane]);

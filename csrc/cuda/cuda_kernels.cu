@@ -1,0 +1,97 @@
+// The kernels' bodies compiled for the device: groups of 8 lanes, each lane 16 bytes of a row at a time.
+#include "core/half.hpp"
+#include "core/hash.hpp"
+#include "core/steps.hpp"
+#include "cuda/cuda_kernels.hpp"
+#include "cuda/group.hpp"
+
+namespace cpr::cuda {
+namespace {
+
+#include "cuda/kernels.inl"
+
+constexpr int kLanes = 8;
+constexpr int kThreads = 256;
+constexpr int64_t kGroupsPerBlock = kThreads / kLanes;
+using Group = DeviceGroup<kLanes>;
+
+__global__ void __launch_bounds__(kThreads) initialise_rows(InitialiseArgs args) { initialise_body(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) lookup_float(LookupArgs args) { lookup_body<float>(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) lookup_double(LookupArgs args) { lookup_body<double>(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) update_partial_sums(UpdateArgs args) { partial_body(Group(), args); }
+
+template <Optimizer kOptimizer>
+__global__ void __launch_bounds__(kThreads) update_rows(UpdateArgs args) {
+  update_body<kOptimizer>(Group(), args);
+}
+
+__global__ void __launch_bounds__(kThreads) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
+
+// A few bytes from the arguments of a launch: a copy from pageable memory would wait for the stream.
+struct Bytes {
+  char at[kLaunchBytes];
+};
+
+__global__ void __launch_bounds__(kThreads) write_bytes(char* to, Bytes bytes, int n) {
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) to[i] = bytes.at[i];
+}
+
+// Blocks for `items` groups, at most what keeps the device busy; groups take the rest in turns.
+unsigned blocks_for(const Launch& launch, int64_t items) {
+  const int64_t wanted = (items + kGroupsPerBlock - 1) / kGroupsPerBlock;
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted > launch.max_blocks ? launch.max_blocks : wanted);
+}
+
+template <typename Args>
+cudaError_t run(void (*kernel)(Args), const Args& args, int64_t items, const Launch& launch) {
+  kernel<<<blocks_for(launch, items), kThreads, 0, launch.stream>>>(args);
+  return cudaPeekAtLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_write_bytes(void* to, const void* from, size_t n, cudaStream_t stream) {
+  Bytes bytes;
+  __builtin_memcpy(bytes.at, from, n);
+  write_bytes<<<1, kThreads, 0, stream>>>(static_cast<char*>(to), bytes, static_cast<int>(n));
+  return cudaPeekAtLastError();
+}
+
+cudaError_t launch_initialise(const InitialiseArgs& args, const Launch& launch) {
+  return run(initialise_rows, args, args.view.num_rows, launch);
+}
+
+cudaError_t launch_lookup(const LookupArgs& args, const Launch& launch) {
+  return run(args.wide ? lookup_double : lookup_float, args, args.bags, launch);
+}
+
+cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch) {
+  return run(update_partial_sums, args, args.num_ids / kSumFanout + args.grad_size / (kLanes * 16) + 1, launch);
+}
+
+cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
+  switch (args.optimizer) {
+    case Optimizer::kSgd:
+      return run(update_rows<Optimizer::kSgd>, args, args.num_ids, launch);
+    case Optimizer::kRowWiseAdagrad:
+      return run(update_rows<Optimizer::kRowWiseAdagrad>, args, args.num_ids, launch);
+    case Optimizer::kAdagrad:
+      return run(update_rows<Optimizer::kAdagrad>, args, args.num_ids, launch);
+    case Optimizer::kAdam:
+      return run(update_rows<Optimizer::kAdam>, args, args.num_ids, launch);
+    case Optimizer::kPartialRowWiseAdam:
+      return run(update_rows<Optimizer::kPartialRowWiseAdam>, args, args.num_ids, launch);
+    case Optimizer::kNone:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch) {
+  return run(enter_rows, args, args.num_ids, launch);
+}
+
+}  // namespace cpr::cuda
