@@ -127,7 +127,7 @@ def test_embedding_part_against_the_plain_pattern(
         carrier.shards(spec) as directory,
     ):
         ours = Embeddings(sharded_of(directory, spec), shape)
-        plain = Plain(send, shape, local_of(spec))
+        plain = Plain(send, shape, spec)
         inputs = windows(shape, 2 + compare.inputs(ROUNDS))
         assert_same(ours, plain, inputs, exact=False)
         moved = plain.trainer.bytes_moved / (2 * WINDOW)

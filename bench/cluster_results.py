@@ -1,6 +1,7 @@
 """Put the figures of `bench_cluster.py` into docs/results/cluster.json, beside those of failures.
 
-`python bench/cluster_results.py build/bench`: they become its entry "training".
+`python bench/cluster_results.py build/bench`: they become part of its entry "training", carrier by carrier.
+The large shapes want much memory, so their benchmarks are run one by one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from cluster_failures import RESULTS
 
 
 def merge(measured: Path, results: Path) -> None:
-    """Replace the entry "training" of `results` by the content of `measured`, with the shape of the runs."""
+    """Put the figures in `measured` in place of those of the same names in `results`."""
     found = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
-    found["training"] = json.loads(measured.read_text(encoding="utf-8"))
+    training = found.setdefault("training", {})
+    for name, figures in json.loads(measured.read_text(encoding="utf-8")).items():
+        training[name] = {**training.get(name, {}), **figures}
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -108,16 +108,16 @@ class Model:
 
 
 class Plain:
-    """The plain pattern, with the rows of `source` and the same gradient for every batch."""
+    """The plain pattern, with the initial rows of `spec` and the same gradient for every batch."""
 
-    def __init__(self, send: Send, shape: Shape, source: EmbeddingBagCollection) -> None:
+    def __init__(self, send: Send, shape: Shape, spec: ClusterSpec) -> None:
         block = -(-shape.rows[0] // SHARDS)
         self.trainer = PlainTrainer(
             send, shards=SHARDS, block=block, tables=shape.tables, dim=shape.dim, timeout=TIMEOUT
         )
         self._gradient = shape.gradient().numpy()
-        for table in range(shape.tables):
-            rows = source.engine.weight(table)
+        for table, config in enumerate(spec.tables):  # one at a time: all would fill the memory once more
+            rows = EmbeddingBagCollection([config], optimizer=spec.optimizer).engine.weight(0)
             for shard in range(SHARDS):
                 send(shard, "load", (table, rows[shard * block : (shard + 1) * block])).result(TIMEOUT)
 

@@ -42,6 +42,11 @@ def host_device(lanes: int, seed: int, *, deferred: bool = True) -> Device:
     Groups have 1, 8 or 32 `lanes`. `deferred`: work is done late, at a time drawn too.
     """
 
+def give_way() -> None:
+    """From now on this thread's writes of segments, and the walks that it starts, give way to others: after a
+    piece (a millisecond or so) for which the thread had to wait for a core it pauses twice as long.
+    """
+
 def crc32c(data: TensorRef, crc: int = 0) -> int: ...
 def crc32c_combine(crc_a: int, crc_b: int, length_b: int) -> int: ...
 
@@ -171,7 +176,9 @@ class Snapshot:
     def stall_seconds(self) -> float:
         """Seconds that updates waited for staging memory."""
     def walk(self) -> None:
-        """Begin to copy a snapshot that was begun with `walk=False`; no effect on any other."""
+        """Begin to copy a snapshot that was begun with `walk=False`; no effect on any other. The copying
+        gives way if the caller's thread does (`give_way`).
+        """
     def next_chunk(self, timeout: float | None = None) -> Chunk | None:
         """The next chunk, or None after the last. One reader at a time.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr_native._native import Snapshot
+from cpr_native._native import Snapshot, give_way
 from cpr_native.cluster.messages import Committed, CutMissed, CutRequest
 from cpr_native.cluster.tables import ShardTables
 from cpr_native.combined import CombinedSnapshot
@@ -21,8 +19,6 @@ from cpr_native.errors import CprError
 from cpr_native.policy import Policy, Scar, clears_dirty, exact_selections
 from cpr_native.store import ChainWriter, SegmentPart
 from cpr_native.store.chain_save import ChainSave
-
-_NICE = 10  # of the thread that writes: lookups and updates come first
 
 
 @dataclass(frozen=True)
@@ -198,8 +194,7 @@ class Cut:
     def _run(
         self, save: ChainSave, snapshot: Snapshot | CombinedSnapshot, info: dict[str, Any], started: float
     ) -> None:
-        with suppress(OSError, AttributeError):  # a thread of its own priority, where the system has such
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        give_way()  # lookups and updates come first
         try:
             committed = self._write(save, snapshot, info, started)
         except BaseException as error:
@@ -248,6 +243,7 @@ class Cut:
         if isinstance(snapshot, CombinedSnapshot):
             rows, counts = snapshot.add_to(_OneShard(save, self._tables.shard))
             return rows, sum(counts)
+        snapshot.walk()
         rows = lookups = 0
         names = self._tables.names[0]
         for gathered in snapshot.gather(self._writer.max_segment_bytes, [save.missing]):

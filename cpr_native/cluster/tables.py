@@ -213,9 +213,12 @@ class ShardTables:
         return offsets
 
     def begin(self, selections: Sequence[Selection], *, clears_dirty: bool) -> Snapshot | CombinedSnapshot:
-        """Begin a snapshot of `selections`, one for each of `engine.tables`; as `Collection.begin`."""
+        """Begin a snapshot of `selections`, one for each of `engine.tables`; as `Collection.begin`.
+
+        Its walk begins with the first call of `walk`, or of `CombinedSnapshot.add_to`.
+        """
         if len(self._groups) == 1:
-            return self._groups[0].engine.begin(selections, clears_dirty=clears_dirty)
+            return self._groups[0].engine.begin(selections, clears_dirty=clears_dirty, walk=False)
         return self.engine.begin(selections, clears_dirty=clears_dirty, shard_rows=(), blocking=False)
 
     @property

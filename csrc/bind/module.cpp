@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bind/register.hpp"
+#include "core/giving_way.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/thread_pool.hpp"
 
@@ -15,6 +16,7 @@ PYBIND11_MODULE(_native, m) {
   m.def(
       "share_openmp", [](const std::string& path) { return cpr::cpu::share_openmp(path.c_str()); }, py::arg("path"),
       "Run on the threads of the loaded OpenMP library `path`; False if it can't be.");
+  m.def("give_way", [] { cpr::gives_way = true; }, "See core/giving_way.hpp.");
   cpr::register_errors(m);
   cpr::register_collection(m);
   cpr::register_device(m);

@@ -14,6 +14,7 @@
 
 #include "core/crc32c.hpp"
 #include "core/errors.hpp"
+#include "core/giving_way.hpp"
 
 namespace cpr::store {
 namespace {
@@ -151,6 +152,7 @@ class Output {
     system_->start_writeback(fd_, begin, position_ - begin);
     slice_.clear();
     gathered_ = 0;
+    way_.worked();
   }
 
   System* const system_;
@@ -159,6 +161,7 @@ class Output {
   off_t position_;
   std::vector<iovec> slice_;
   size_t gathered_ = 0;  // bytes in slice_
+  GivingWay way_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/errors.hpp"
+#include "core/giving_way.hpp"
 
 namespace cpr {
 
@@ -76,7 +77,10 @@ void Snapshot::start(bool blocking, bool walks) {
 void Snapshot::start_walk() {
   const std::lock_guard<std::mutex> lock(join_mutex_);
   if (!unwalked_) return;
-  walker_ = std::make_unique<std::thread>([this] { walk(false); });
+  walker_ = std::make_unique<std::thread>([this, as_caller = gives_way] {
+    gives_way = as_caller;
+    walk(false);
+  });
   unwalked_ = false;
 }
 

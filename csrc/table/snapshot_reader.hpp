@@ -37,6 +37,7 @@ class SnapshotReader {
   virtual std::vector<int64_t> rows_taken() const = 0;
   virtual double stall_seconds() const = 0;
   // Starts the walk of a snapshot that was started without; no effect on any other. Throws if no thread can be started.
+  // The walk gives way if the caller's thread does.
   virtual void start_walk() = 0;
   // The next sealed chunk; false when all have been handed out. Throws Error after fail or abort, Timeout when there is
   // none in time (negative: no timeout).

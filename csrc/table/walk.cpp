@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "core/giving_way.hpp"
 #include "core/settle.hpp"
 #include "table/snapshot.hpp"
 
@@ -120,7 +121,10 @@ void move_slot(const RowFormat& format, const StagingView& v, int64_t from, int6
 }  // namespace
 
 void Snapshot::walk(bool blocking) {
-  if (!blocking) setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+  if (!blocking) {
+    const id_t self = static_cast<id_t>(syscall(SYS_gettid));
+    setpriority(PRIO_PROCESS, self, std::min(getpriority(PRIO_PROCESS, self) + kNice, 19));
+  }
   for (size_t t = 0; t < tables_.size(); ++t) {
     if (tables_[t].taken) walk_table(static_cast<int>(t), blocking);
   }
@@ -149,7 +153,9 @@ void Snapshot::walk_table(int index, bool blocking) {
 void Snapshot::walk_rows(int index, const TableView& view, int64_t begin, int64_t end, StagingPtr* buffer,
                          bool blocking, TrackerDelta* delta) {
   WalkedBlock block;
+  GivingWay way;
   for (int64_t row = begin; row < end;) {
+    way.worked();
     const SelectRule rule = current_rule(tables_[static_cast<size_t>(index)]);
     const int64_t free = *buffer == nullptr ? 0 : (*buffer)->capacity() - (*buffer)->size();
     block.size = 0;
