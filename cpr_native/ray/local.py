@@ -144,13 +144,23 @@ class LocalNodes:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
 
     def start_head(self, *, cpus: int = 1, prefix: Sequence[str] = (), ip: str = "127.0.0.2") -> LocalNode:
-        """Start the head, which holds the control store and offers no place for shards. Does not wait."""
-        with socket.socket() as free:
-            free.bind((ip if not prefix else "127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.address = f"{ip}:{port}"
+        """Start the head, which holds the control store and offers no place for shards. Does not wait.
+
+        After the loss of a head: the next one at the same address. It goes on with the old one's control
+        store where that is on disk (`RAY_gcs_storage`, `RAY_gcs_storage_path` in `environment`).
+        """
+        if self.nodes:
+            ip, port = self.address.split(":")
+        else:
+            with socket.socket() as free:
+                free.bind((ip if not prefix else "127.0.0.1", 0))
+                port = str(free.getsockname()[1])
+            self.address = f"{ip}:{port}"
         options = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
-        return self._start(options, ip, cpus, {}, prefix)
+        head = self._start(options, ip, cpus, {}, prefix)
+        self.nodes.remove(head)
+        self.nodes[:1] = [head]
+        return head
 
     def add(
         self,
@@ -215,14 +225,14 @@ class LocalNodes:
         self.nodes.append(node)
         return node
 
-    def connect(self, timeout: float = 60.0) -> None:
-        """Connect this process to the head's node, once that listens, which it does within `timeout` seconds.
+    def connect(self, timeout: float = 60.0, node: LocalNode | None = None) -> None:
+        """Connect this process to the cluster as one on `node`, by default the head's, whose loss it shares.
 
-        Raises CprError, TimeoutError.
+        Waits up to `timeout` seconds until the head listens. Raises CprError, TimeoutError.
         """
         self.wait_for_head(timeout)
         os.environ.update(self.environment)
-        connect(self.address, ip=self.nodes[0].address)
+        connect(self.address, ip=(node or self.nodes[0]).address)
         self._connected = True
 
     def wait(self, timeout: float = 120.0) -> None:
