@@ -13,9 +13,10 @@ _NAMESPACE = b"cpr_native"
 
 
 def read_environment() -> None:
-    """Make this process read the variables RAY_* again: they were read when Ray was imported."""
-    config: Any = ray._raylet.Config  # type: ignore[attr-defined]
-    config.initialize("")
+    """Make this process read the variables RAY_* and the token again: Ray reads each once."""
+    raylet: Any = ray._raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def put(key: str, value: bytes, *, overwrite: bool) -> bool:
