@@ -59,7 +59,7 @@ cuda-code: $(VENV)/test.stamp  ## the compiled CUDA kernels: spills, width of lo
 	$(BIN)/python tests/cuda_code.py build/cp[0-9]* $(ARGS)
 
 # With a GPU, under 6 minutes: builds with the torch, nvcc and tools of PYTHON, whatever their versions; nothing is fetched.
-cuda-check:  ## on a machine with a GPU: build, tests on the device, memcheck; writes build/cuda/check.json
+cuda-check:  ## on a machine with a GPU: build, tests on the device, memcheck, benchmarks; writes build/cuda/check.json
 	$(PYTHON) tests/cuda_check.py $(ARGS)
 
 lint: $(VENV)/lint.stamp  ## ruff (lint and format) and clang-format, checks only

@@ -2,8 +2,9 @@
 
 It builds the package for the GPU that is there, with the torch, nvcc and build tools of this Python (nothing
 is fetched), and runs the tests of tests/device on it: once, again and again beside other work of the GPU, and
-under compute-sanitizer. A short table is printed last and written to build/cuda/check.json with the card, its
-driver and all versions; the exit status is 1 if anything failed or was cut short, 2 if there is no GPU.
+under compute-sanitizer. Then come the benchmarks. A short table is printed last and written to
+build/cuda/check.json with the card, its driver and all versions; the exit status is 1 if anything failed or
+was cut short, 2 if there is no GPU.
 
     python tests/cuda_check.py [--seconds 340]
 """
@@ -108,12 +109,20 @@ def check(budget: float) -> list[Step]:
     return steps
 
 
+def brief(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in figures.items() if not isinstance(value, dict))
+
+
 def table(steps: list[Step]) -> str:
     """The short table: a line a part, and what failed parts said above it."""
     lines = [f"{step.name}:\n{step.said}\n" for step in steps if not step.ok]
     for step in steps:
-        figures = ", ".join(f"{key} {value}" for key, value in step.figures.items())
-        lines.append(f"{'ok' if step.ok else 'FAILED':8}{step.name:12}{step.seconds:7.1f} s  {figures}")
+        lines.append(
+            f"{'ok' if step.ok else 'FAILED':8}{step.name:12}{step.seconds:7.1f} s  {brief(step.figures)}"
+        )
+        lines += [
+            f"    {key}: {brief(value)}" for key, value in step.figures.items() if isinstance(value, dict)
+        ]
     return "\n".join(lines)
 
 

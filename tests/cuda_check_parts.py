@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,21 +30,26 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command with its output in build/cuda/LOG.log; raises Failed when it lasts too long."""
     path = FOLDER / f"{log}.log"
+    inherited = {key: value for key, value in os.environ.items() if key != "SKBUILD_CMAKE_DEFINE"}
+    search = f"{SITE}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     with path.open("w", encoding="utf-8") as stream:
+        # A session of its own: what the command started ends with it.
+        process = subprocess.Popen(
+            command,
+            cwd=FOLDER,
+            env={**inherited, "PYTHONPATH": search, **(environment or {})},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=FOLDER,
-                env={**os.environ, "PYTHONPATH": str(SITE), **(environment or {})},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=max(seconds, 1.0),
-                check=False,
-            )
+            status = process.wait(max(seconds, 1.0))
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise Failed(f"cut short after {seconds:.0f} s, see {path}") from None
     text = path.read_text(encoding="utf-8", errors="replace")
-    return subprocess.CompletedProcess(command, done.returncode, text, "")
+    return subprocess.CompletedProcess(command, status, text, "")
 
 
 def last_lines(text: str, number: int = 12) -> str:
@@ -70,7 +77,7 @@ def build(seconds: float) -> dict[str, Any]:
         raise Failed(last_lines(done.stdout))
     took = time.monotonic() - begin
     ask = "from cpr_native import cuda; print(cuda.device_count(), cuda.get_arch_list(), cuda.why_not())"
-    said = run([sys.executable, "-P", "-c", ask], log="import", seconds=60)
+    said = run([sys.executable, "-c", ask], log="import", seconds=60)
     if said.returncode != 0 or "None" not in said.stdout:
         raise Failed(f"the module that was built can't use the GPU: {last_lines(said.stdout)}")
     (module,) = SITE.glob("cpr_native/_native*.so")
@@ -136,7 +143,7 @@ while True:
 def busy_gpu() -> Iterator[None]:
     """Keep the GPU busy with matrix products and copies of another process."""
     load = subprocess.Popen(
-        [sys.executable, "-P", "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert load.stdout is not None
     try:
@@ -190,10 +197,21 @@ BITS = "same or bits or pools or sums or weights"
 SMALL = "pools_as_the_host or weights_scale"
 
 
+def speed(seconds: float) -> dict[str, Any]:
+    """The benchmarks of bench/device_speed.py."""
+    script = ROOT / "bench" / "device_speed.py"
+    done = run([sys.executable, str(script), str(FOLDER / "speed.json")], log="speed", seconds=seconds)
+    if done.returncode != 0:
+        raise Failed(last_lines(done.stdout))
+    figures: dict[str, Any] = json.loads((FOLDER / "speed.json").read_text(encoding="utf-8"))
+    return figures
+
+
 # With the seconds that each may take at most.
 PARTS: dict[str, tuple[Callable[[float], dict[str, Any]], float]] = {
     "build": (build, 150.0),
     "tests": (lambda seconds: dict(run_tests("tests", seconds)), 90.0),
     "under load": (under_load, 60.0),
     "memcheck": (memcheck, 60.0),
+    "speed": (speed, 100.0),
 }

@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 ARCH = "sm_90"  # whose machine code is read
+# The names of `enum class Optimizer`, in order: c++filt has numbers.
+_ENUM = re.search(r"enum class Optimizer[^{]*\{([^}]*)\}", (ROOT / "csrc/core/types.hpp").read_text("utf-8"))
+OPTIMIZERS = re.findall(r"k(\w+)", _ENUM[1]) if _ENUM else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,7 @@ def short_names(symbols: Iterable[str]) -> dict[str, str]:
             r"\(anonymous namespace\)::|cpr::(?:cuda::)?|\((?:int|bool|unsigned int|long)\)", "", full
         )
         name = re.sub(r"^void ", "", name)
+        name = re.sub(r"\(Optimizer\)(\d+)", lambda match: OPTIMIZERS[int(match[1])], name)
         depth = 0
         for at, letter in enumerate(name):
             depth += {"<": 1, ">": -1}.get(letter, 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
+from device_memory import host_device, reachable
 from engine import Engine
 from numpy.typing import NDArray
 
@@ -15,13 +15,6 @@ from cpr_native._native import DeviceBatch, DeviceCollection
 from cpr_native._tensor import describe
 
 STATELESS = {"none", "sgd"}
-
-
-def host_device(lanes: int, seed: int, *, deferred: bool = True) -> _native.Device:
-    """Return a device, or skip the test in a build without."""
-    if not hasattr(_native, "host_device"):
-        pytest.skip("the module was built without CPR_HOST_DEVICE")
-    return _native.host_device(lanes, seed, deferred=deferred)
 
 
 @dataclass(kw_only=True)
@@ -47,7 +40,7 @@ class DeviceEngine:
             **self.twin.settings,
         )
         self.memory = [self.allocate(table) for table in range(len(tables))]
-        self.records = np.zeros(self.native.record_bytes, np.uint8)
+        self.records = reachable(np.zeros(self.native.record_bytes, np.uint8))
         self.native.bind_records(describe(self.records), self.records)
         self.native.initialise()
 
@@ -62,9 +55,12 @@ class DeviceEngine:
 
     def allocate(self, table: int) -> dict[str, Any]:
         needs = self.native.needs(table)
-        weight = np.full_like(self.twin.native.weight(table), 7)
-        arrays = [np.full(size // 4, np.nan, np.float32) for size in needs["arrays"]]
-        rest = {name: np.full(needs[name] // 4, 7, np.uint32) for name in ("metadata", "slots", "claims")}
+        weight = reachable(np.full_like(self.twin.native.weight(table), 7))
+        arrays = [reachable(np.full(size // 4, np.nan, np.float32)) for size in needs["arrays"]]
+        rest = {
+            name: reachable(np.full(needs[name] // 4, 7, np.uint32))
+            for name in ("metadata", "slots", "claims")
+        }
         self.native.bind(
             table,
             describe(weight),
@@ -91,10 +87,10 @@ class DeviceEngine:
             features = len(self.features or self.twin.rows)
             batch_size = (len(offsets) - 1) // features if self.twin.pooling != "none" else len(ids)
         dtype = np.float64 if self.twin.spec.get("dtype") == "float64" else np.float32
-        out = np.full((batch_size, self.native.output_dim), 3, dtype=dtype)
+        out = reachable(np.full((batch_size, self.native.output_dim), 3, dtype=dtype))
         size = self.native.batch_bytes(len(ids), batch_size, weighted=weights is not None)
-        memory = np.full(size // 4 + 4, 0xABCDABCD, np.uint32)
-        given = (ids, offsets, weights, out, memory)
+        memory = reachable(np.full(size // 4 + 4, 0xABCDABCD, np.uint32))
+        given = (*(None if x is None else reachable(x) for x in (ids, offsets, weights)), out, memory)
         self.kept.append(given)
         refs = [None if array is None else describe(array) for array in given]
         batch = self.native.lookup(*refs, owner=memory, ids_per_bag=ids_per_bag)  # type: ignore[arg-type]
@@ -103,7 +99,8 @@ class DeviceEngine:
 
     def update(self, batch: DeviceBatch, grad: NDArray[np.float32], **options: Any) -> None:
         """Update; rows are there after `synchronize`."""
-        memory = np.full(self.native.update_bytes(batch.num_ids) // 4 + 4, 0xABCDABCD, np.uint32)
+        size = self.native.update_bytes(batch.num_ids)
+        grad, memory = reachable(grad), reachable(np.full(size // 4 + 4, 0xABCDABCD, np.uint32))
         self.kept.append((grad, memory))
         self.native.update(batch, describe(grad), describe(memory), **options)
 

@@ -53,13 +53,16 @@ def with_parts(monkeypatch: pytest.MonkeyPatch, **found: object) -> None:
 def test_all_good(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_parts(monkeypatch, build=works, tests=works)
+    with_parts(monkeypatch, build=works, speed=lambda _: {"copy": 4, "S1": {"lookup_ms": 0.5, "kernels": 7}})
     assert cuda_check.main(["--seconds", "15"]) == 0
     record = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))
     assert record["machine"] == {"card": "none"}
-    assert [(step["name"], step["ok"]) for step in record["steps"]] == [("build", True), ("tests", True)]
+    assert [(step["name"], step["ok"]) for step in record["steps"]] == [("build", True), ("speed", True)]
     assert record["steps"][0]["figures"]["limit"] == pytest.approx(15, abs=1), "the time that is left"
-    assert capsys.readouterr().out.splitlines()[-2].startswith("ok      build")
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert lines[0].startswith("ok      build")
+    assert lines[1].endswith("s  copy 4")
+    assert lines[2] == "    S1: lookup_ms 0.5, kernels 7"
 
 
 def test_one_failure_fails_the_check_and_the_rest_runs(
