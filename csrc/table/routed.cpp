@@ -1,11 +1,11 @@
 // Routed: the rows that shards sent, pooled; and the gradients that they get.
 #include <algorithm>
-#include <atomic>
 #include <stdexcept>
 #include <string>
 
 #include "core/ordered_sum.hpp"
 #include "cpu/thread_pool.hpp"
+#include "table/finite.hpp"
 #include "table/route.hpp"
 
 namespace cpr {
@@ -15,24 +15,12 @@ namespace {
 constexpr int64_t kIdsWorthAThread = 2048;
 constexpr int64_t kMinBagsPerTask = 64;
 constexpr int64_t kRowsPerTask = 1024;
-constexpr int64_t kSplitFloats = 1 << 16;
+constexpr int64_t kFloatsWorthAThread = 1 << 16;
 
 // At least so many floats; what was there is lost.
 void grow(HugeBuffer* buffer, int64_t floats) {
   const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
   if (buffer->size() < bytes) *buffer = HugeBuffer(bytes + bytes / 8);
-}
-
-bool all_finite(const float* x, int64_t n, int threads) {
-  const int64_t tasks = (n + kSplitFloats - 1) / kSplitFloats;
-  std::atomic<bool> finite{true};
-  cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
-    const int64_t begin = task * kSplitFloats;
-    if (!cpu::kernels().all_finite(x + begin, std::min(kSplitFloats, n - begin))) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load();
 }
 
 }  // namespace
@@ -45,7 +33,7 @@ void Routed::fill(int64_t number, const float* values, int threads) {
   ShardRows& shard = shards_.at(static_cast<size_t>(number));
   grow(&buffers_->fetched, fetched_begin_.back());
   float* fetched = static_cast<float*>(buffers_->fetched.data());
-  threads = static_cast<int>(std::clamp<int64_t>(shard.floats.back() / kSplitFloats, 1, threads));
+  threads = static_cast<int>(std::clamp<int64_t>(shard.floats.back() / kFloatsWorthAThread, 1, threads));
   std::vector<const Part*> parts;
   for (const Part& part : parts_) {
     if (part.shard == number) parts.push_back(&part);

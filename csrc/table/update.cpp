@@ -1,6 +1,5 @@
 // Collection::update and what belongs to it: planning units, sampling, running kernels.
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <stdexcept>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "core/steps.hpp"
 #include "cpu/thread_pool.hpp"
 #include "table/collection.hpp"
+#include "table/finite.hpp"
 
 namespace cpr {
 
@@ -16,20 +16,7 @@ namespace {
 
 constexpr int64_t kIdsWorthAThread = 1024;
 constexpr int64_t kMinPartitioned = 8192;  // smaller units aren't worth splitting
-constexpr int64_t kSplitFloats = 1 << 16;
 constexpr uint64_t kRepeatSalt = 0x4dU;
-
-bool all_finite(const float* x, int64_t n, int threads) {
-  const int64_t tasks = (n + kSplitFloats - 1) / kSplitFloats;
-  std::atomic<bool> finite{true};
-  cpu::parallel_for(tasks, threads, [&](int64_t task, int) {
-    const int64_t begin = task * kSplitFloats;
-    if (!cpu::kernels().all_finite(x + begin, std::min(kSplitFloats, n - begin))) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load();
-}
 
 }  // namespace
 
