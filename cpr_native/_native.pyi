@@ -574,6 +574,10 @@ class DeviceCollection:
         ids_per_bag: int = 0,
     ) -> DeviceBatch | None:
         """`Collection.lookup`, its arguments on the device; with `memory` returns the batch for `update`."""
+    def per_sample_weight_grad(
+        self, batch: DeviceBatch, grad: TensorRef, out: TensorRef, *, stream: int = 0
+    ) -> None:
+        """`Collection.per_sample_weight_grad`, of a batch with weights, before its update."""
     def update_bytes(self, num_ids: int) -> int:
         """Bytes of workspace that an update of so many ids takes."""
     def update(

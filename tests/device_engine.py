@@ -97,6 +97,13 @@ class DeviceEngine:
         assert batch is not None
         return out, batch
 
+    def weight_grad(self, batch: DeviceBatch, grad: NDArray[Any]) -> NDArray[Any]:
+        """Return the gradient of the per-sample weights, which is there after `synchronize`."""
+        out = np.full(batch.num_ids, 3, grad.dtype)
+        self.kept.append((grad, out))
+        self.native.per_sample_weight_grad(batch, describe(grad), describe(out))
+        return out
+
     def update(self, batch: DeviceBatch, grad: NDArray[np.float32], **options: Any) -> None:
         """Update; rows are there after `synchronize`."""
         size = self.native.update_bytes(batch.num_ids)

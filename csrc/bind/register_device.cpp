@@ -120,6 +120,18 @@ std::shared_ptr<DeviceBatch> lookup(DeviceCollection& c, const TensorRef& ids, c
   return c.lookup(in, kept, held, stream);
 }
 
+void weight_grad(DeviceCollection& c, const DeviceBatch& batch, const TensorRef& grad, const TensorRef& out,
+                 Stream stream) {
+  const char* outer = c.layout().wide ? "float64" : "float32";
+  require(batch.weighted, "per_sample_weight_grad: expected a batch with per-sample weights");
+  check_shape(grad, "grad", {batch.batch_size, c.layout().output_dim});
+  check_shape(out, "out", {batch.num_ids});
+  const void* g = data_as(grad, "grad", outer);
+  void* to = data_as(out, "out", outer);
+  py::gil_scoped_release release;
+  c.weight_grad(batch, g, to, stream);
+}
+
 void update(DeviceCollection& c, DeviceBatch& batch, const TensorRef& grad, const TensorRef& memory, float grad_scale,
             const std::vector<int64_t>& frozen, Stream stream) {
   require(c.optimizer().kind != Optimizer::kNone, "update: expected a fused optimizer, got none");
@@ -187,6 +199,8 @@ void define_collection(py::class_<DeviceCollection>& c) {
         py::arg("weighted"));
   c.def("lookup", &lookup, py::arg("ids"), py::arg("offsets"), py::arg("per_sample_weights"), py::arg("out"),
         py::arg("memory"), py::arg("owner"), py::kw_only(), py::arg("stream") = 0, py::arg("ids_per_bag") = 0);
+  c.def("per_sample_weight_grad", &weight_grad, py::arg("batch"), py::arg("grad"), py::arg("out"), py::kw_only(),
+        py::arg("stream") = 0);
   c.def("update_bytes", &DeviceCollection::update_bytes, py::arg("num_ids"));
   c.def("update", &update, py::arg("batch"), py::arg("grad"), py::arg("memory"), py::kw_only(),
         py::arg("grad_scale") = 1.0F, py::arg("frozen") = std::vector<int64_t>(), py::arg("stream") = 0);

@@ -142,6 +142,19 @@ struct UpdateArgs {
   PartialSums partial;
 };
 
+struct WeightGradArgs {
+  const TableRecord* tables = nullptr;
+  const FeatureRecord* features = nullptr;
+  const DeviceState* state = nullptr;
+  int64_t batch_size = 0;
+  int64_t num_ids = 0;
+  BatchView batch;
+  bool wide = false;
+  const void* grad = nullptr;  // [batch, grad_stride]; float, double for float64 tables
+  int64_t grad_stride = 0;
+  void* out = nullptr;  // [num_ids], likewise
+};
+
 struct InitialiseArgs {
   TableView view;
   uint64_t key = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -137,9 +138,17 @@ class CudaDevice final : public Device {
   }
   void lookup(const LookupArgs& args, Stream stream) override { launch(launch_lookup, args, stream, "lookup"); }
 
+  void weight_grad(const WeightGradArgs& args, Stream stream) override {
+    launch(launch_weight_grad, args, stream, "weight gradient");
+  }
+
   size_t seam_bytes(int64_t n) override {
+    const std::lock_guard<std::mutex> lock(seam_mutex_);
+    if (n == seam_items_) return seam_bytes_;
     const Current current(index_);
-    return cub_bytes(n);
+    seam_bytes_ = cub_bytes(n);
+    seam_items_ = n;
+    return seam_bytes_;
   }
   void sort_keys(const uint64_t* keys, uint64_t* sorted, int64_t n, int row_bits, void* workspace,
                  Stream stream) override {
@@ -174,6 +183,9 @@ class CudaDevice final : public Device {
   const int index_;
   std::string name_;
   int64_t max_blocks_ = 1;
+  std::mutex seam_mutex_;  // guards what follows: asked for the same number in every step
+  int64_t seam_items_ = -1;
+  size_t seam_bytes_ = 0;
 };
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kThreads = 256;
-constexpr int64_t kGroupsPerBlock = kThreads / kLanes;
+constexpr int kUpdateThreads =
+    128;  // whose groups take many registers: two blocks at least, or the compiler spills some
 using Group = DeviceGroup<kLanes>;
 
 __global__ void __launch_bounds__(kThreads) initialise_rows(InitialiseArgs args) { initialise_body(Group(), args); }
@@ -21,10 +22,18 @@ __global__ void __launch_bounds__(kThreads) lookup_float(LookupArgs args) { look
 
 __global__ void __launch_bounds__(kThreads) lookup_double(LookupArgs args) { lookup_body<double>(Group(), args); }
 
+__global__ void __launch_bounds__(kThreads) weight_grad_float(WeightGradArgs args) {
+  weight_grad_body<float>(Group(), args);
+}
+
+__global__ void __launch_bounds__(kThreads) weight_grad_double(WeightGradArgs args) {
+  weight_grad_body<double>(Group(), args);
+}
+
 __global__ void __launch_bounds__(kThreads) update_partial_sums(UpdateArgs args) { partial_body(Group(), args); }
 
 template <Optimizer kOptimizer>
-__global__ void __launch_bounds__(kThreads) update_rows(UpdateArgs args) {
+__global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args) {
   update_body<kOptimizer>(Group(), args);
 }
 
@@ -39,15 +48,14 @@ __global__ void __launch_bounds__(kThreads) write_bytes(char* to, Bytes bytes, i
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) to[i] = bytes.at[i];
 }
 
-// Blocks for `items` groups, at most what keeps the device busy; groups take the rest in turns.
-unsigned blocks_for(const Launch& launch, int64_t items) {
-  const int64_t wanted = (items + kGroupsPerBlock - 1) / kGroupsPerBlock;
-  return static_cast<unsigned>(wanted < 1 ? 1 : wanted > launch.max_blocks ? launch.max_blocks : wanted);
-}
-
-template <typename Args>
+// As many blocks as `items` groups need, at most what keeps the device busy; groups take the rest in turns.
+template <int kBlockThreads = kThreads, typename Args>
 cudaError_t run(void (*kernel)(Args), const Args& args, int64_t items, const Launch& launch) {
-  kernel<<<blocks_for(launch, items), kThreads, 0, launch.stream>>>(args);
+  constexpr int64_t kGroups = kBlockThreads / kLanes;
+  const int64_t wanted = (items + kGroups - 1) / kGroups;
+  const int64_t most = launch.max_blocks * (kThreads / kBlockThreads);
+  const int64_t blocks = wanted < 1 ? 1 : wanted > most ? most : wanted;
+  kernel<<<static_cast<unsigned>(blocks), kBlockThreads, 0, launch.stream>>>(args);
   return cudaPeekAtLastError();
 }
 
@@ -68,6 +76,10 @@ cudaError_t launch_lookup(const LookupArgs& args, const Launch& launch) {
   return run(args.wide ? lookup_double : lookup_float, args, args.bags, launch);
 }
 
+cudaError_t launch_weight_grad(const WeightGradArgs& args, const Launch& launch) {
+  return run(args.wide ? weight_grad_double : weight_grad_float, args, args.num_ids, launch);
+}
+
 cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch) {
   return run(update_partial_sums, args, args.num_ids / kSumFanout + args.grad_size / (kLanes * 16) + 1, launch);
 }
@@ -75,15 +87,15 @@ cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch) {
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
   switch (args.optimizer) {
     case Optimizer::kSgd:
-      return run(update_rows<Optimizer::kSgd>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kSgd>, args, args.num_ids, launch);
     case Optimizer::kRowWiseAdagrad:
-      return run(update_rows<Optimizer::kRowWiseAdagrad>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kRowWiseAdagrad>, args, args.num_ids, launch);
     case Optimizer::kAdagrad:
-      return run(update_rows<Optimizer::kAdagrad>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kAdagrad>, args, args.num_ids, launch);
     case Optimizer::kAdam:
-      return run(update_rows<Optimizer::kAdam>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kAdam>, args, args.num_ids, launch);
     case Optimizer::kPartialRowWiseAdam:
-      return run(update_rows<Optimizer::kPartialRowWiseAdam>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kPartialRowWiseAdam>, args, args.num_ids, launch);
     case Optimizer::kNone:
       break;
   }

@@ -21,6 +21,7 @@ cudaError_t launch_write_bytes(void* to, const void* from, size_t n, cudaStream_
 
 cudaError_t launch_initialise(const InitialiseArgs& args, const Launch& launch);
 cudaError_t launch_lookup(const LookupArgs& args, const Launch& launch);
+cudaError_t launch_weight_grad(const WeightGradArgs& args, const Launch& launch);
 cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch);

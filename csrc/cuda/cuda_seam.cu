@@ -10,6 +10,8 @@ namespace cpr::cuda {
 
 namespace {
 
+constexpr size_t kEnough = ~size_t{0};  // the caller's workspace has cub_bytes
+
 // Whether a run begins at place i of sorted keys.
 struct BeginsRun {
   const uint64_t* keys;
@@ -46,19 +48,19 @@ size_t cub_bytes(int64_t n) {
 
 cudaError_t cub_sort_keys(const uint64_t* keys, uint64_t* sorted, int64_t n, int row_bits, void* workspace,
                           cudaStream_t stream) {
-  size_t bytes = cub_bytes(n);
+  size_t bytes = kEnough;
   return sort_keys(workspace, &bytes, keys, sorted, n, 32 + row_bits, stream);
 }
 
 cudaError_t cub_exclusive_scan(const uint32_t* counts, uint32_t* sums, int64_t n, void* workspace,
                                cudaStream_t stream) {
-  size_t bytes = cub_bytes(n);
+  size_t bytes = kEnough;
   return scan(workspace, &bytes, counts, sums, n, stream);
 }
 
 cudaError_t cub_compact_runs(const uint64_t* keys, uint32_t* starts, uint32_t* count, int64_t n, void* workspace,
                              cudaStream_t stream) {
-  size_t bytes = cub_bytes(n);
+  size_t bytes = kEnough;
   return compact(workspace, &bytes, keys, starts, count, n, stream);
 }
 

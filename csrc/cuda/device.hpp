@@ -46,6 +46,7 @@ class Device {
   // Kernels. Their bodies, and what they do, are in the .inl files of the same names.
   virtual void initialise(const InitialiseArgs& args, Stream stream) = 0;
   virtual void lookup(const LookupArgs& args, Stream stream) = 0;
+  virtual void weight_grad(const WeightGradArgs& args, Stream stream) = 0;
 
   // The seam to what a library does: CUB on the device, the standard library on the host.
   // Bytes of workspace that any of the three needs for `n` items.

@@ -69,11 +69,13 @@ CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, in
                       Tile<float, kBlocks * kWidth>* sum) {
   bool left = false;  // `sum` has a chunk that isn't full, of the level below
   int64_t size = 1;   // keys of an item
+  CPR_ROLLED
   for (int level = 0;; ++level, size *= kSumFanout) {
     const int64_t items = count / size;
     const int64_t chunks = items / kSumFanout;
     if (chunks > 0 && items == chunks * kSumFanout && !left) continue;
     Tile<float, kBlocks * kWidth> open{};
+    CPR_ROLLED
     for (int64_t i = chunks * kSumFanout; i < items; ++i) {
       const bool first = i == chunks * kSumFanout;
       if (level == 0) {

@@ -13,10 +13,12 @@
 #define CPR_BODY static __forceinline__ __device__
 #define CPR_MEMBER __forceinline__ __device__
 #define CPR_UNROLL _Pragma("unroll")
+#define CPR_ROLLED _Pragma("unroll 1")
 #else
 #define CPR_BODY static inline
 #define CPR_MEMBER inline
 #define CPR_UNROLL
+#define CPR_ROLLED
 #endif
 
 namespace cpr::cuda {

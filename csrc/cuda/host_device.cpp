@@ -75,6 +75,10 @@ class HostDevice final : public Device {
   }
   void lookup(const LookupArgs& args, Stream stream) override { launch(kernels_.lookup, args, args.bags, stream); }
 
+  void weight_grad(const WeightGradArgs& args, Stream stream) override {
+    launch(kernels_.weight_grad, args, args.num_ids, stream);
+  }
+
   size_t seam_bytes(int64_t) override { return 0; }
   void sort_keys(const uint64_t* keys, uint64_t* sorted, int64_t n, int row_bits, void*, Stream stream) override {
     queues_->push(stream, [=] {

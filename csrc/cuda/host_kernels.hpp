@@ -12,6 +12,7 @@ struct HostKernels {
   using Order = std::vector<int64_t>;  // in which the groups of a launch run: a permutation of their numbers
   void (*initialise)(const InitialiseArgs& args, const Order& order);
   void (*lookup)(const LookupArgs& args, const Order& order);
+  void (*weight_grad)(const WeightGradArgs& args, const Order& order);
   void (*partial_sums)(const UpdateArgs& args, const Order& order);
   void (*update)(const UpdateArgs& args, const Order& order);
   void (*enter_sampled)(const UpdateArgs& args, const Order& order);

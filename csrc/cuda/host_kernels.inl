@@ -31,6 +31,15 @@ void run_lookup(const LookupArgs& args, const HostKernels::Order& order) {
 }
 
 template <int kLanes>
+void run_weight_grad(const WeightGradArgs& args, const HostKernels::Order& order) {
+  if (args.wide) {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { weight_grad_body<double>(g, a); });
+  } else {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { weight_grad_body<float>(g, a); });
+  }
+}
+
+template <int kLanes>
 void run_partial_sums(const UpdateArgs& args, const HostKernels::Order& order) {
   run<kLanes>(args, order, [](const auto& g, const auto& a) { partial_body(g, a); });
 }
@@ -67,8 +76,8 @@ void run_enter_sampled(const UpdateArgs& args, const HostKernels::Order& order) 
 
 template <int kLanes>
 const HostKernels& host_kernels() {
-  static const HostKernels kernels = {run_initialise<kLanes>, run_lookup<kLanes>, run_partial_sums<kLanes>,
-                                      run_update<kLanes>, run_enter_sampled<kLanes>};
+  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>, run_weight_grad<kLanes>,
+                                      run_partial_sums<kLanes>, run_update<kLanes>, run_enter_sampled<kLanes>};
   return kernels;
 }
 

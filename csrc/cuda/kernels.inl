@@ -3,6 +3,7 @@
 
 #include "cuda/initialise.inl"
 #include "cuda/lookup.inl"
+#include "cuda/weight_grad.inl"
 
 #include "cuda/gradients.inl"
 #include "cuda/update.inl"

@@ -96,6 +96,19 @@ CPR_BODY void write_tile(const Tile<T, kBlocks * kWidth>& tile, int lane, int64_
   });
 }
 
+// Neighbours pairwise, until one is left.
+template <typename T, int kWidth>
+CPR_BODY T sum_pairs(Tile<T, kWidth> x) {
+  CPR_UNROLL
+  for (int width = kWidth / 2; width > 0; width /= 2) {
+    CPR_UNROLL
+    for (int j = 0; j < kWidth / 2; ++j) {
+      if (j < width) x.at[j] = x.at[2 * j] + x.at[2 * j + 1];
+    }
+  }
+  return x.at[0];
+}
+
 // The same of a row of a table, widened: T is float, double for float64 tables.
 template <int kWidth, int kBlocks, typename T>
 CPR_BODY void read_row(const TableView& t, int64_t row, int lane, int64_t column, Tile<T, kBlocks * kWidth>* out) {

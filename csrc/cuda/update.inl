@@ -13,54 +13,41 @@ struct RowWork {
 template <typename G>
 using RowTile = TileOf<G, float>;
 
-// The gradient that the optimizer gets, and the row, `columns` of them from `column` on.
+// The gradient that the optimizer gets, columns of it from `column` on.
 template <typename G>
 CPR_BODY void read_gradient(const UpdateArgs& a, const TableView& t, const RowWork& work, int lane, int64_t column,
-                            Tile<float, kTileBlocks * G::kWidth>* g, Tile<float, kTileBlocks * G::kWidth>* w) {
+                            Tile<float, kTileBlocks * G::kWidth>* g) {
   constexpr int kNumbers = kTileBlocks * G::kWidth;
   sum_run<kTileBlocks, G::kWidth>(a, t, work.start, work.count, lane, column, g);
   if (work.scale != 1.0F) {
     CPR_UNROLL
     for (int j = 0; j < kNumbers; ++j) g->at[j] = g->at[j] * work.scale;
   }
-  read_row<G::kWidth, kTileBlocks>(t, work.row, lane, column, w);
   const float decay = a.state->settings.weight_decay;
   if (decay != 0.0F) {
+    Tile<float, kNumbers> w{};
+    read_row<G::kWidth, kTileBlocks>(t, work.row, lane, column, &w);
     CPR_UNROLL
-    for (int j = 0; j < kNumbers; ++j) g->at[j] = g->at[j] + w->at[j] * decay;
+    for (int j = 0; j < kNumbers; ++j) g->at[j] = g->at[j] + w.at[j] * decay;
   }
 }
 
 // Squares of a lane's columns, by place in a block: each in the order of the blocks.
 template <int kWidth>
 struct Squares {
-  float at[kWidth] = {};
+  Tile<float, kWidth> sums{};
 
   template <int kBlocks>
   CPR_MEMBER void add(const Tile<float, kBlocks * kWidth>& x) {
     CPR_UNROLL
-    for (int j = 0; j < kBlocks * kWidth; ++j) at[j % kWidth] = at[j % kWidth] + x.at[j] * x.at[j];
-  }
-  // Neighbours pairwise.
-  CPR_MEMBER float total() const {
-    float sums[kWidth];
-    CPR_UNROLL
-    for (int j = 0; j < kWidth; ++j) sums[j] = at[j];
-    CPR_UNROLL
-    for (int width = kWidth / 2; width > 0; width /= 2) {
-      CPR_UNROLL
-      for (int j = 0; j < kWidth / 2; ++j) {
-        if (j < width) sums[j] = sums[2 * j] + sums[2 * j + 1];
-      }
-    }
-    return sums[0];
+    for (int j = 0; j < kBlocks * kWidth; ++j) sums.at[j % kWidth] = sums.at[j % kWidth] + x.at[j] * x.at[j];
   }
 };
 
 template <typename G>
 CPR_BODY float sum_of_squares(const G& g, const typename G::template PerLane<Squares<G::kWidth>>& squares) {
   typename G::template PerLane<float> totals;
-  g.each([&](int lane) { totals[lane] = squares[lane].total(); });
+  g.each([&](int lane) { totals[lane] = sum_pairs(squares[lane].sums); });
   return g.sum(totals);
 }
 
@@ -140,7 +127,6 @@ CPR_BODY float optimise_row(const G& g, const UpdateArgs& a, const TableView& t,
   constexpr int kNumbers = kTileBlocks * G::kWidth;
   typename G::template PerLane<Squares<G::kWidth>> squares;
   RowTile<G> gradient;
-  RowTile<G> weight;
   const bool one_tile = t.dim <= kTileColumns;
   float norm_scale = 1.0F;
   float rate = 0.0F;
@@ -148,8 +134,7 @@ CPR_BODY float optimise_row(const G& g, const UpdateArgs& a, const TableView& t,
     for (int64_t column = 0; column < t.dim; column += kTileColumns) {
       g.each([&](int lane) {
         gradient[lane] = {};
-        weight[lane] = {};
-        read_gradient<G>(a, t, work, lane, column, &gradient[lane], &weight[lane]);
+        read_gradient<G>(a, t, work, lane, column, &gradient[lane]);
         squares[lane].template add<kTileBlocks>(gradient[lane]);
       });
     }
@@ -162,14 +147,15 @@ CPR_BODY float optimise_row(const G& g, const UpdateArgs& a, const TableView& t,
     g.each([&](int lane) {
       if (!kHasRowState<kOptimizer> || !one_tile) {
         gradient[lane] = {};
-        weight[lane] = {};
-        read_gradient<G>(a, t, work, lane, column, &gradient[lane], &weight[lane]);
+        read_gradient<G>(a, t, work, lane, column, &gradient[lane]);
       }
       Tile<float, kNumbers> step{};
       make_step<kOptimizer, G>(a, t, work.row, rate, lane, column, gradient[lane], &step);
+      Tile<float, kNumbers> weight{};
+      read_row<G::kWidth, kTileBlocks>(t, work.row, lane, column, &weight);
       CPR_UNROLL
-      for (int j = 0; j < kNumbers; ++j) weight[lane].at[j] = weight[lane].at[j] - step.at[j];
-      write_row<G::kWidth, kTileBlocks>(t, work.row, work.row_key, lane, column, weight[lane]);
+      for (int j = 0; j < kNumbers; ++j) weight.at[j] = weight.at[j] - step.at[j];
+      write_row<G::kWidth, kTileBlocks>(t, work.row, work.row_key, lane, column, weight);
       if (t.track_drift && kOptimizer != Optimizer::kRowWiseAdagrad) {
         if (kOptimizer != Optimizer::kSgd) keep_columns<G>(lane, column, t.dim, &step);
         squares[lane].template add<kTileBlocks>(kOptimizer == Optimizer::kSgd ? gradient[lane] : step);

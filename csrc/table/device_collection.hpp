@@ -69,6 +69,9 @@ class DeviceCollection {
   std::shared_ptr<DeviceBatch> lookup(const LookupInput& in, void* memory, std::shared_ptr<void> owner,
                                       cuda::Stream stream);
 
+  // d loss / d per-sample weight of each id of a batch with weights: float, double for float64 tables.
+  void weight_grad(const DeviceBatch& batch, const void* grad, void* out, cuda::Stream stream);
+
   // Bytes of workspace of an update, free again when its work has ended.
   int64_t update_bytes(int64_t num_ids) const;
   // One optimizer step on the batch's rows, tracked. A gradient [batch, output_dim] that isn't finite skips the step.

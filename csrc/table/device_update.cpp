@@ -70,6 +70,24 @@ void DeviceCollection::check_batch(const DeviceBatch& batch, const char* call) c
   }
 }
 
+void DeviceCollection::weight_grad(const DeviceBatch& batch, const void* grad, void* out, cuda::Stream stream) {
+  check_ready("per_sample_weight_grad");
+  check_batch(batch, "per_sample_weight_grad");
+  raise_errors("per_sample_weight_grad", stream);
+  cuda::WeightGradArgs args;
+  args.tables = device_tables();
+  args.features = device_features();
+  args.state = device_state();
+  args.batch_size = batch.batch_size;
+  args.num_ids = batch.num_ids;
+  args.batch = batch.view;
+  args.wide = layout_.wide;
+  args.grad = grad;
+  args.grad_stride = layout_.output_dim;
+  args.out = out;
+  device_->weight_grad(args, stream);
+}
+
 void DeviceCollection::freeze(const std::vector<bool>& frozen, cuda::Stream stream) {
   for (int64_t t = 0; t < num_tables(); ++t) {
     cuda::TableRecord& record = tables_[static_cast<size_t>(t)];

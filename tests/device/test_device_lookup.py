@@ -82,6 +82,24 @@ def test_weights_scale_the_items(lanes: int, dtype: str) -> None:
 
 
 @each_lanes
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_gradient_of_weights(lanes: int, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    for dim in (1, 12, 33, 200):
+        twin, device = pair(lanes, dim, rows=(30, 70), dim=dim, optimizer="none", spec={"dtype": dtype})
+        ids, offsets = random_bags(rng, (30, 70), 15, 5)
+        weights = rng.standard_normal(len(ids)).astype(np.float64 if dtype == "float64" else np.float32)
+        out, batch = twin.lookup(ids, offsets, weights)
+        grad = rng.standard_normal(out.shape).astype(out.dtype)
+        expected = np.empty_like(weights)
+        twin.call("per_sample_weight_grad", batch, grad, expected, threads=1)
+        _, kept = device.lookup(ids, offsets, weights)
+        got = device.weight_grad(kept, grad)
+        device.native.synchronize()
+        np.testing.assert_array_equal(bits(got), bits(expected))
+
+
+@each_lanes
 def test_long_bags_are_summed_in_the_tree(lanes: int) -> None:
     rng = np.random.default_rng(5)
     twin, device = pair(lanes, 1, rows=(400,), dim=5)

@@ -125,7 +125,7 @@ def test_the_list_agrees_when_slots_are_few(lanes: int, seed: int) -> None:
 
 
 @each_lanes
-def test_weights_and_their_gradient(lanes: int) -> None:
+def test_weights_scale_gradients(lanes: int) -> None:
     rng = np.random.default_rng(4)
     twin, device = pair(lanes, rows=(30, 70), dim=12)
     for longest in (1, 4, 50):
