@@ -595,8 +595,67 @@ class DeviceCollection:
         """
     def synchronize(self, stream: int = 0) -> None:
         """Wait for the stream, and raise what a lookup found."""
-    def trackers(self, table: int, stream: int = 0) -> NDArray[np.uint32]:
-        """`Collection.trackers`; waits for the stream."""
+    def snapshot_bytes(self, max_staging_bytes: int) -> int:
+        """Bytes of memory for `bind_snapshot`; raises ValueError where staging would hold too few rows."""
+    def bind_snapshot(self, memory: TensorRef, max_staging_bytes: int, owner: Any, stream: int = 0) -> None:
+        """Name the memory of snapshots and of rows on their way to and from the host, before what follows.
+
+        As much pinned memory of the host as staging is allocated. Raises SnapshotInProgress.
+        """
+    # As `Collection` has them; arrays and the memory of arguments are the host's. What returns something
+    # waits for the stream.
+    def state_columns(self, table: int) -> int: ...
+    def state(self, table: int, stream: int = 0) -> NDArray[np.float32] | None: ...
+    def trackers(self, table: int, stream: int = 0) -> NDArray[np.uint32]: ...
+    def drift(self, table: int, stream: int = 0) -> NDArray[np.float32]: ...
+    def sampled_rows(self, table: int, stream: int = 0) -> NDArray[np.int64]: ...
+    def count_histogram(self, table: int, stream: int = 0) -> NDArray[np.int64]:
+        """Counted in a scan of the table, as are `drift_histogram` and `num_dirty`."""
+    def drift_histogram(self, table: int, stream: int = 0) -> NDArray[np.int64]: ...
+    def num_dirty(self, table: int, stream: int = 0) -> int: ...
+    def copy_rows(
+        self, table: int, rows: TensorRef, weight: TensorRef, state: TensorRef | None, stream: int = 0
+    ) -> None: ...
+    def load_rows(
+        self,
+        table: int,
+        rows: TensorRef,
+        weight: TensorRef,
+        state: TensorRef | None,
+        *,
+        dirty: bool = False,
+        stream: int = 0,
+    ) -> None: ...
+    def put_rows(
+        self, table: int, rows: TensorRef, weight: TensorRef, state: TensorRef | None, stream: int = 0
+    ) -> None: ...
+    def set_trackers(self, table: int, words: TensorRef, stream: int = 0) -> None: ...
+    def set_drift(self, table: int, drift: TensorRef, stream: int = 0) -> None: ...
+    def mark_dirty(self, table: int, rows: TensorRef | None = None, stream: int = 0) -> None: ...
+    def reset_rows(self, table: int, begin: int, end: int, stream: int = 0) -> None: ...
+    def discard_rows(self, table: int, begin: int, end: int, stream: int = 0) -> None: ...
+    def clear_trackers(self, table: int, begin: int, end: int, *, dirty: bool, stream: int = 0) -> None: ...
+    def begin(
+        self,
+        selections: Sequence[Selection],
+        *,
+        clears_dirty: bool,
+        shard_rows: Sequence[int | tuple[int, int]] = (),
+        blocking: bool = False,
+        walk: bool = True,
+        stream: int = 0,
+    ) -> Snapshot:
+        """`Collection.begin`: the rows as they are when `stream` gets there; waits for nothing.
+
+        What doesn't fit into the staging memory is copied between steps. `Snapshot.step` and
+        `Snapshot.expected_rows` wait until the stream got there.
+        """
+    def prepare_step(self, num_ids: int, stream: int = 0) -> None:
+        """Make room for the rows that an update of `num_ids` ids may record for the snapshot in flight.
+
+        `update` calls it; whoever replays a captured update calls it before each replay. Raises StagingFull.
+        """
+    def close(self) -> None: ...
 
 class RoutedBatch:
     """One batch on its way: what to ask of each shard, its rows, the pooled output, and their gradients.

@@ -25,6 +25,7 @@ class DeviceEngine:
     lanes: int = 8
     device_seed: int = 0
     features: list[int] | None = None
+    max_staging_bytes: int = 1 << 23
     kept: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -43,6 +44,9 @@ class DeviceEngine:
         self.records = reachable(np.zeros(self.native.record_bytes, np.uint8))
         self.native.bind_records(describe(self.records), self.records)
         self.native.initialise()
+        size = self.native.snapshot_bytes(self.max_staging_bytes)
+        self.staging = reachable(np.full(size // 8 + 1, -1, np.int64))
+        self.native.bind_snapshot(describe(self.staging), self.max_staging_bytes, self.staging)
 
     def table_specs(self) -> list[_native.TableSpec]:
         spec = {"init_min": -0.5, "init_max": 0.5, **self.twin.spec}

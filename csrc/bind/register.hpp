@@ -5,6 +5,7 @@
 namespace cpr {
 
 class Collection;
+class DeviceCollection;
 
 void register_errors(pybind11::module_& m);
 void register_settings(pybind11::module_& m);
@@ -13,6 +14,7 @@ void register_outside(pybind11::class_<Collection>& c);
 void register_region(pybind11::module_& m, pybind11::class_<Collection>& c);
 void register_collection(pybind11::module_& m);
 void register_device(pybind11::module_& m);
+void register_device_rows(pybind11::class_<DeviceCollection>& c);
 void register_route(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_store(pybind11::module_& m);

@@ -6,12 +6,12 @@
 #include <cmath>
 #include <memory>
 #include <utility>
-#include <variant>
 
 #include "bind/checks.hpp"
 #include "bind/lookup_arguments.hpp"
 #include "bind/optimizer_spec.hpp"
 #include "bind/register.hpp"
+#include "bind/snapshot_arguments.hpp"
 #include "bind/snapshot_handle.hpp"
 #include "bind/tensor_ref.hpp"
 #include "table/collection.hpp"
@@ -119,44 +119,12 @@ py::dict memory(Collection& c) {
   return bytes;
 }
 
-// Rows per shard, or the first shard and how many have the rows of the table between them.
-using ShardRows = std::variant<int64_t, std::pair<int64_t, int64_t>>;
-
-ShardRule shard_rule(const ShardRows& given, int64_t num_rows) {
-  if (const int64_t* rows = std::get_if<int64_t>(&given)) {
-    require(*rows >= 1, "shard_rows: expected at least 1, got " + std::to_string(*rows));
-    return {0, 1, *rows};
-  }
-  const auto [first, spread] = std::get<std::pair<int64_t, int64_t>>(given);
-  require(first >= 0 && spread >= 1 && spread <= num_rows,
-          "shard_rows: expected a first shard of at least 0 and 1 to " + std::to_string(num_rows) + " shards, got (" +
-              std::to_string(first) + ", " + std::to_string(spread) + ")");
-  return {first, spread, num_rows};
-}
-
 SnapshotHandle begin(Collection& c, const std::vector<SelectionRequest>& selections, bool clears_dirty,
                      const std::vector<ShardRows>& shard_rows, bool blocking, bool walk) {
-  require(walk || !blocking, "walk: expected True for a blocking snapshot, which is copied at once");
-  const auto tables = static_cast<size_t>(c.num_tables());
-  require(selections.size() == tables, "selections: expected one for each of " + std::to_string(tables) +
-                                           " tables, got " + std::to_string(selections.size()));
-  require(shard_rows.empty() || shard_rows.size() == tables, "shard_rows: expected none or one for each of " +
-                                                                 std::to_string(tables) + " tables, got " +
-                                                                 std::to_string(shard_rows.size()));
-  std::vector<ShardRule> shards;
-  for (const ShardRows& rows : shard_rows) {
-    shards.push_back(shard_rule(rows, c.table(static_cast<int64_t>(shards.size())).num_rows()));
-  }
-  for (size_t t = 0; t < tables; ++t) {
-    const TableSpec& spec = c.table(static_cast<int64_t>(t)).spec();
-    const Select kind = selections[t].kind;
-    require((kind != Select::kDirty || spec.track_dirty) && (kind != Select::kMostUsed || spec.track_mfu) &&
-                (kind != Select::kSampled || spec.track_ssu) && (kind != Select::kMostDrifted || spec.track_drift),
-            "selections: table '" + spec.name + "' doesn't track what its selection asks for");
-    require(kind != Select::kRows || selections[t].mask->num_rows == spec.num_embeddings,
-            "selections: mask of table '" + spec.name + "': expected [" + std::to_string(spec.num_embeddings) +
-                "], got [" + (kind == Select::kRows ? std::to_string(selections[t].mask->num_rows) : "") + "]");
-  }
+  std::vector<const TableSpec*> tables;
+  for (int64_t t = 0; t < c.num_tables(); ++t) tables.push_back(&c.table(t).spec());
+  check_selections(tables, selections, blocking, walk);
+  const std::vector<ShardRule> shards = shard_rules(tables, shard_rows);
   py::gil_scoped_release release;
   return SnapshotHandle(c.begin(selections, clears_dirty, shards, blocking, walk));
 }

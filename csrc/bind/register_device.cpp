@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bind/checks.hpp"
+#include "bind/device_arguments.hpp"
 #include "bind/lookup_arguments.hpp"
 #include "bind/optimizer_spec.hpp"
 #include "bind/register.hpp"
@@ -29,15 +30,6 @@ namespace {
 
 using cuda::Stream;
 
-// Keeps a Python object alive; let go with the GIL.
-std::shared_ptr<void> owner_of(const py::object& object) {
-  auto* held = new py::object(object);
-  return {held, [](void* p) {
-            const py::gil_scoped_acquire gil;
-            delete static_cast<py::object*>(p);
-          }};
-}
-
 std::unique_ptr<DeviceCollection> make_collection(const std::vector<TableSpec>& tables,
                                                   const std::vector<int64_t>& features,
                                                   std::shared_ptr<cuda::Device> device, const std::string& optimizer,
@@ -49,12 +41,6 @@ std::unique_ptr<DeviceCollection> make_collection(const std::vector<TableSpec>& 
   return std::make_unique<DeviceCollection>(tables, features, spec, seed, std::move(device));
 }
 
-int64_t checked_table(const DeviceCollection& c, int64_t table) {
-  if (table >= 0 && table < c.num_tables()) return table;
-  throw std::out_of_range("table: expected 0 <= table < " + std::to_string(c.num_tables()) + ", got " +
-                          std::to_string(table));
-}
-
 py::dict needs(const DeviceCollection& c, int64_t table) {
   const DeviceNeeds needs = c.needs(checked_table(c, table));
   py::dict bytes;
@@ -64,18 +50,6 @@ py::dict needs(const DeviceCollection& c, int64_t table) {
   bytes["slots"] = needs.slots;
   bytes["claims"] = needs.slots;
   return bytes;
-}
-
-// Memory of at least `bytes` bytes, of any dtype, aligned to 16.
-void* checked_memory(const TensorRef& ref, const char* name, int64_t bytes) {
-  const int64_t item = ref.dtype == "uint8" || ref.dtype == "int8"                                  ? 1
-                       : ref.dtype == "float16" || ref.dtype == "bfloat16" || ref.dtype == "uint16" ? 2
-                       : ref.dtype == "float64" || ref.dtype == "int64" || ref.dtype == "uint64"    ? 8
-                                                                                                    : 4;
-  require(ref.size() * item >= bytes, std::string(name) + ": expected at least " + std::to_string(bytes) +
-                                          " bytes, got " + std::to_string(ref.size() * item));
-  require(bytes == 0 || ref.address % 16 == 0, std::string(name) + ": expected memory aligned to 16 bytes");
-  return reinterpret_cast<void*>(ref.address);
 }
 
 void bind(DeviceCollection& c, int64_t table, const TensorRef& weight, const std::vector<TensorRef>& arrays,
@@ -205,18 +179,6 @@ void define_collection(py::class_<DeviceCollection>& c) {
   c.def("update", &update, py::arg("batch"), py::arg("grad"), py::arg("memory"), py::kw_only(),
         py::arg("grad_scale") = 1.0F, py::arg("frozen") = std::vector<int64_t>(), py::arg("stream") = 0);
   c.def("synchronize", &DeviceCollection::synchronize, py::arg("stream") = 0, without_gil);
-  c.def(
-      "trackers",
-      [](DeviceCollection& self, int64_t table, Stream stream) {
-        const int64_t rows = self.spec(checked_table(self, table)).num_embeddings;
-        std::vector<uint32_t> words(static_cast<size_t>(rows));
-        {
-          py::gil_scoped_release release;
-          self.read_trackers(table, words.data(), stream);
-        }
-        return to_array(std::move(words), {rows});
-      },
-      py::arg("table"), py::arg("stream") = 0);
 }
 
 }  // namespace
@@ -237,6 +199,7 @@ void register_device(py::module_& m) {
       .def_readonly("batch_size", &DeviceBatch::batch_size);
   py::class_<DeviceCollection> c(m, "DeviceCollection");
   define_collection(c);
+  register_device_rows(c);
 }
 
 }  // namespace cpr

@@ -4,6 +4,7 @@
 
 #include "core/types.hpp"
 #include "core/views.hpp"
+#include "cuda/touched_area.hpp"
 
 // What kernels are given. Pointers are to memory of the device; the owners are in table/.
 namespace cpr::cuda {
@@ -140,6 +141,7 @@ struct UpdateArgs {
   const uint32_t* unique = nullptr;  // their number
   uint32_t* sampled = nullptr;       // [num_ids]: whether a unique row was
   PartialSums partial;
+  TouchedArea* touched = nullptr;  // of snapshots, if there is memory for any
 };
 
 struct WeightGradArgs {

@@ -68,6 +68,9 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Bytes that are uploaded in launches; more are copied, which waits for the stream.
+constexpr size_t kMostLaunched = size_t{32} << 10;
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : index_(index) {
@@ -87,6 +90,11 @@ class CudaDevice final : public Device {
 
   void upload(void* device, const void* host, size_t bytes, Stream stream) override {
     const Current current(index_);
+    if (bytes > kMostLaunched) {
+      check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, handle(stream)), "cudaMemcpyAsync");
+      check(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");
+      return;
+    }
     for (size_t at = 0; at < bytes; at += kLaunchBytes) {
       check(launch_write_bytes(static_cast<char*>(device) + at, static_cast<const char*>(host) + at,
                                std::min(kLaunchBytes, bytes - at), handle(stream)),
@@ -140,6 +148,14 @@ class CudaDevice final : public Device {
 
   void weight_grad(const WeightGradArgs& args, Stream stream) override {
     launch(launch_weight_grad, args, stream, "weight gradient");
+  }
+  void rows(const RowArgs& args, int64_t items, Stream stream) override {
+    const Current current(index_);
+    check(launch_rows(args, items, {handle(stream), max_blocks_}), "rows");
+  }
+  void snapshot(const SnapshotArgs& args, int64_t items, Stream stream) override {
+    const Current current(index_);
+    check(launch_snapshot(args, items, {handle(stream), max_blocks_}), "snapshot");
   }
 
   size_t seam_bytes(int64_t n) override {

@@ -39,6 +39,15 @@ __global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args
 
 __global__ void __launch_bounds__(kThreads) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
 
+__global__ void __launch_bounds__(kThreads) row_steps(RowArgs args) { row_step_body(Group(), args); }
+
+// The step is known when it is compiled: each has the registers that it needs.
+template <SnapshotStep kStep>
+__global__ void __launch_bounds__(kThreads) snapshot_step(SnapshotArgs args) {
+  args.step = kStep;
+  snapshot_body(Group(), args);
+}
+
 // A few bytes from the arguments of a launch: a copy from pageable memory would wait for the stream.
 struct Bytes {
   char at[kLaunchBytes];
@@ -104,6 +113,34 @@ cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
 
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch) {
   return run(enter_rows, args, args.num_ids, launch);
+}
+
+cudaError_t launch_rows(const RowArgs& args, int64_t items, const Launch& launch) {
+  return run(row_steps, args, items, launch);
+}
+
+cudaError_t launch_snapshot(const SnapshotArgs& args, int64_t items, const Launch& launch) {
+  switch (args.step) {
+    case SnapshotStep::kTally:
+      return run(snapshot_step<SnapshotStep::kTally>, args, items, launch);
+    case SnapshotStep::kReduce:
+      return run(snapshot_step<SnapshotStep::kReduce>, args, items, launch);
+    case SnapshotStep::kArm:
+      return run(snapshot_step<SnapshotStep::kArm>, args, items, launch);
+    case SnapshotStep::kDisarm:
+      return run(snapshot_step<SnapshotStep::kDisarm>, args, items, launch);
+    case SnapshotStep::kOpen:
+      return run(snapshot_step<SnapshotStep::kOpen>, args, items, launch);
+    case SnapshotStep::kCount:
+      return run(snapshot_step<SnapshotStep::kCount>, args, items, launch);
+    case SnapshotStep::kPlace:
+      return run(snapshot_step<SnapshotStep::kPlace>, args, items, launch);
+    case SnapshotStep::kTake:
+      return run(snapshot_step<SnapshotStep::kTake>, args, items, launch);
+    case SnapshotStep::kGather:
+      return run(snapshot_step<SnapshotStep::kGather>, args, items, launch);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace cpr::cuda

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "cuda/args.hpp"
+#include "cuda/row_args.hpp"
+#include "cuda/snapshot_args.hpp"
 
 namespace cpr::cuda {
 
@@ -47,6 +49,9 @@ class Device {
   virtual void initialise(const InitialiseArgs& args, Stream stream) = 0;
   virtual void lookup(const LookupArgs& args, Stream stream) = 0;
   virtual void weight_grad(const WeightGradArgs& args, Stream stream) = 0;
+  // One step of args.step; `items`: about how many groups there is work for.
+  virtual void rows(const RowArgs& args, int64_t items, Stream stream) = 0;
+  virtual void snapshot(const SnapshotArgs& args, int64_t items, Stream stream) = 0;
 
   // The seam to what a library does: CUB on the device, the standard library on the host.
   // Bytes of workspace that any of the three needs for `n` items.

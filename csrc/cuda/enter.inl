@@ -1,16 +1,44 @@
 // Part of kernels: ends an update. Sampled rows that won their slots in this step enter the list and evict who was
 // there (csrc/cpu/ssu.inl); the step is counted. In a step that was skipped no slot was claimed.
 
+// A snapshot that takes listed rows must have met who is evicted.
+template <typename G>
+CPR_BODY void settle_holder(const G& g, const TableView& t, uint32_t table, TouchedArea* touched, int64_t holder) {
+  typename G::template PerLane<uint32_t> words;
+  g.each([&](int lane) {
+    if (lane == 0) words[lane] = meta_of(t, holder)->word;
+  });
+  const uint32_t word = g.from_first(words);
+  const uint32_t settled = settle_on_stream(g, t, table, touched, holder, word);
+  if (settled == word) return;
+  g.each([&](int lane) {
+    if (lane == 0) meta_of(t, holder)->word = settled;
+  });
+}
+
 template <typename G>
 CPR_BODY void enter_row(const G& g, const UpdateArgs& a, int64_t start) {
   const int64_t number = row_number(a.keys[start]);
-  const TableRecord& table = a.tables[table_of_row(a, number)];
+  const int64_t index = table_of_row(a, number);
+  const TableRecord& table = a.tables[index];
   const SsuView& ssu = table.view.ssu;
   if (ssu.slots == nullptr) return;
   const int64_t row = number - table.first_row;
   const uint64_t slot = ssu_slot(ssu, ssu_hash(ssu, static_cast<uint64_t>(row)));
+  typename G::template PerLane<uint32_t> claims;
+  typename G::template PerLane<uint32_t> holders;
   g.each([&](int lane) {
-    if (lane != 0 || load_acquire(table.claims + slot) != static_cast<uint32_t>(row) + 1) return;
+    if (lane != 0) return;
+    claims[lane] = load_acquire(table.claims + slot);
+    holders[lane] = load_acquire(ssu.slots + slot);
+  });
+  if (g.from_first(claims) != static_cast<uint32_t>(row) + 1) return;
+  const uint32_t holder = g.from_first(holders);
+  if (holder != kEmptySlot && holder != static_cast<uint32_t>(row)) {
+    settle_holder(g, table.view, static_cast<uint32_t>(index), a.touched, holder);
+  }
+  g.each([&](int lane) {
+    if (lane != 0) return;
     store_relaxed(ssu.slots + slot, static_cast<uint32_t>(row));
     store_relaxed(table.claims + slot, 0);
   });

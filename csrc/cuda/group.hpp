@@ -66,6 +66,17 @@ class DeviceGroup {
   __device__ __forceinline__ T from_first(const PerLane<T>& x) const {
     return __shfl_sync(mask_, x.value, 0, kLanes);
   }
+  // The sum over the lanes before.
+  template <typename T>
+  __device__ __forceinline__ PerLane<T> sum_before(const PerLane<T>& x) const {
+    T total = x.value;
+    CPR_UNROLL
+    for (int step = 1; step < kLanes; step *= 2) {
+      const T lower = __shfl_up_sync(mask_, total, step, kLanes);
+      if (lane_ >= step) total = total + lower;
+    }
+    return {total - x.value};
+  }
   // What lanes wrote before is seen by the group's lanes after.
   __device__ __forceinline__ void sync() const { __syncwarp(mask_); }
 
@@ -117,6 +128,12 @@ class HostGroup {
   template <typename T>
   T from_first(const PerLane<T>& x) const {
     return x[0];
+  }
+  template <typename T>
+  PerLane<T> sum_before(const PerLane<T>& x) const {
+    PerLane<T> sums;
+    for (int lane = 1; lane < kLanes; ++lane) sums[lane] = sums[lane - 1] + x[lane - 1];
+    return sums;
   }
   void sync() const {}
 

@@ -78,6 +78,10 @@ class HostDevice final : public Device {
   void weight_grad(const WeightGradArgs& args, Stream stream) override {
     launch(kernels_.weight_grad, args, args.num_ids, stream);
   }
+  void rows(const RowArgs& args, int64_t items, Stream stream) override { launch(kernels_.rows, args, items, stream); }
+  void snapshot(const SnapshotArgs& args, int64_t items, Stream stream) override {
+    launch(kernels_.snapshot, args, items, stream);
+  }
 
   size_t seam_bytes(int64_t) override { return 0; }
   void sort_keys(const uint64_t* keys, uint64_t* sorted, int64_t n, int row_bits, void*, Stream stream) override {

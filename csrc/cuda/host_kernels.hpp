@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "cuda/args.hpp"
+#include "cuda/row_args.hpp"
+#include "cuda/snapshot_args.hpp"
 
 // The kernels' bodies compiled for the host, one group after the other.
 namespace cpr::cuda {
@@ -16,6 +18,8 @@ struct HostKernels {
   void (*partial_sums)(const UpdateArgs& args, const Order& order);
   void (*update)(const UpdateArgs& args, const Order& order);
   void (*enter_sampled)(const UpdateArgs& args, const Order& order);
+  void (*rows)(const RowArgs& args, const Order& order);
+  void (*snapshot)(const SnapshotArgs& args, const Order& order);
 };
 
 // For groups of kLanes lanes: 1, 8 or 32.

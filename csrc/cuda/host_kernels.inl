@@ -72,12 +72,23 @@ void run_enter_sampled(const UpdateArgs& args, const HostKernels::Order& order) 
   run<kLanes>(args, order, [](const auto& g, const auto& a) { enter_body(g, a); });
 }
 
+template <int kLanes>
+void run_rows(const RowArgs& args, const HostKernels::Order& order) {
+  run<kLanes>(args, order, [](const auto& g, const auto& a) { row_step_body(g, a); });
+}
+
+template <int kLanes>
+void run_snapshot(const SnapshotArgs& args, const HostKernels::Order& order) {
+  run<kLanes>(args, order, [](const auto& g, const auto& a) { snapshot_body(g, a); });
+}
+
 }  // namespace
 
 template <int kLanes>
 const HostKernels& host_kernels() {
-  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>, run_weight_grad<kLanes>,
-                                      run_partial_sums<kLanes>, run_update<kLanes>, run_enter_sampled<kLanes>};
+  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>,  run_weight_grad<kLanes>,
+                                      run_partial_sums<kLanes>, run_update<kLanes>,  run_enter_sampled<kLanes>,
+                                      run_rows<kLanes>,         run_snapshot<kLanes>};
   return kernels;
 }
 

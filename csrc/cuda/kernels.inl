@@ -5,7 +5,14 @@
 #include "cuda/lookup.inl"
 #include "cuda/weight_grad.inl"
 
+#include "cuda/trackers.inl"
+
+#include "cuda/settle.inl"
+
 #include "cuda/gradients.inl"
 #include "cuda/update.inl"
 
 #include "cuda/enter.inl"
+
+#include "cuda/row_steps.inl"
+#include "cuda/snapshot.inl"

@@ -186,7 +186,8 @@ CPR_BODY void claim_slot(const TableRecord& table, int64_t row) {
 template <Optimizer kOptimizer, typename G>
 CPR_BODY void update_row(const G& g, const UpdateArgs& a, int64_t unique, int64_t start, int64_t end) {
   const int64_t number = row_number(a.keys[start]);
-  const TableRecord& table = a.tables[table_of_row(a, number)];
+  const int64_t index = table_of_row(a, number);
+  const TableRecord& table = a.tables[index];
   if (table.frozen != 0) {
     g.each([&](int lane) {
       if (lane == 0) a.sampled[unique] = 0;
@@ -202,15 +203,18 @@ CPR_BODY void update_row(const G& g, const UpdateArgs& a, int64_t unique, int64_
   }
   const bool sampled = sampled_run(g, a, start, work.count);
   typename G::template PerLane<float> held;
+  typename G::template PerLane<uint32_t> words;
   g.each([&](int lane) {
-    if (lane == 0) held[lane] = meta_of(t, work.row)->state;
+    if (lane != 0) return;
+    held[lane] = meta_of(t, work.row)->state;
+    words[lane] = meta_of(t, work.row)->word;
   });
   float state = g.from_first(held);
+  const uint32_t word = settle_on_stream(g, t, static_cast<uint32_t>(index), a.touched, work.row, g.from_first(words));
   const float norm = optimise_row<kOptimizer>(g, a, t, work, &state);
   g.each([&](int lane) {
     if (lane != 0) return;
     RowMeta* meta = meta_of(t, work.row);
-    const uint32_t word = meta->word;
     if (t.track_drift) *drift_cell(t, work.row) = add_drift(drift_of(t, work.row, word), norm);
     *meta = {state, tracked_word(t, word, work.count, sampled)};
     a.sampled[unique] = sampled ? 1 : 0;

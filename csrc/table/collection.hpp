@@ -18,12 +18,6 @@
 
 namespace cpr {
 
-struct SelectionRequest {
-  Select kind = Select::kNone;
-  int64_t rows = 0;                               // kMostUsed, kMostDrifted
-  std::shared_ptr<const RowMask> mask = nullptr;  // kRows
-};
-
 // Several tables that are looked up, updated and saved together.
 //
 // Threads: one training thread calls lookup, update, gradient, begin and what changes rows. Snapshot readers may commit

@@ -108,8 +108,8 @@ int64_t DeviceCollection::record_bytes() const {
                               features_.size() * sizeof(cuda::FeatureRecord));
 }
 
-const cuda::TableRecord* DeviceCollection::device_tables() const {
-  return reinterpret_cast<const cuda::TableRecord*>(device_state() + 1);
+cuda::TableRecord* DeviceCollection::device_tables() const {
+  return reinterpret_cast<cuda::TableRecord*>(device_state() + 1);
 }
 
 const cuda::FeatureRecord* DeviceCollection::device_features() const {
@@ -131,7 +131,7 @@ void DeviceCollection::bind_records(void* memory, std::shared_ptr<void> owner, c
 }
 
 void DeviceCollection::upload_table(int64_t index, cuda::Stream stream) {
-  auto* to = const_cast<cuda::TableRecord*>(device_tables()) + index;
+  cuda::TableRecord* to = device_tables() + index;
   device_->upload(to, &tables_[static_cast<size_t>(index)], sizeof(cuda::TableRecord), stream);
 }
 
@@ -179,23 +179,6 @@ int64_t DeviceCollection::skipped_steps(cuda::Stream stream) {
 void DeviceCollection::set_step(int64_t step, cuda::Stream stream) {
   check_ready("set_step");
   device_->upload(&device_state()->step, &step, sizeof step, stream);
-}
-
-void DeviceCollection::read_trackers(int64_t index, uint32_t* words, cuda::Stream stream) {
-  check_ready("trackers");
-  TableView view = tables_.at(static_cast<size_t>(index)).view;
-  const DeviceNeeds sizes = needs(index);
-  std::vector<uint64_t> metadata(static_cast<size_t>(sizes.metadata / 8));
-  std::vector<uint32_t> slots(static_cast<size_t>(sizes.slots / 4));
-  device_->download(metadata.data(), view.meta, static_cast<size_t>(sizes.metadata), stream);
-  if (!slots.empty()) device_->download(slots.data(), view.ssu.slots, static_cast<size_t>(sizes.slots), stream);
-  device_->synchronize(stream);
-  view.meta = reinterpret_cast<char*>(metadata.data());
-  view.ssu.slots = slots.empty() ? nullptr : slots.data();
-  for (int64_t row = 0; row < view.num_rows; ++row) {
-    const uint32_t word = meta_of(view, row)->word & ~(kParityBits | kVoidDriftBit);
-    words[row] = view.ssu.slots == nullptr || is_listed(view.ssu, row, word) ? word : word & ~kListedBit;
-  }
 }
 
 }  // namespace cpr

@@ -9,8 +9,11 @@
 #include "core/types.hpp"
 #include "cuda/device.hpp"
 #include "table/device_batch.hpp"
+#include "table/device_snapshot.hpp"
+#include "table/device_staging.hpp"
 #include "table/layout.hpp"
 #include "table/lookup_input.hpp"
+#include "table/snapshot_reader.hpp"
 
 namespace cpr {
 
@@ -40,6 +43,9 @@ class DeviceCollection {
  public:
   DeviceCollection(std::vector<TableSpec> tables, std::vector<int64_t> features, OptimizerSpec optimizer, uint64_t seed,
                    std::shared_ptr<cuda::Device> device);
+  ~DeviceCollection();
+  DeviceCollection(const DeviceCollection&) = delete;
+  DeviceCollection& operator=(const DeviceCollection&) = delete;
 
   int64_t num_tables() const { return static_cast<int64_t>(specs_.size()); }
   int64_t num_features() const { return static_cast<int64_t>(features_.size()); }
@@ -82,16 +88,70 @@ class DeviceCollection {
   void raise_errors(const char* call, cuda::Stream stream);
   void synchronize(cuda::Stream stream);
 
-  // Count, dirty and listed bits of every local row, as Collection::read_trackers. Waits for the stream.
+  // What follows needs memory for snapshots and for what crosses to the host: snapshot_bytes of it, aligned to 16
+  // bytes.
+  int64_t snapshot_bytes(int64_t max_staging_bytes) const;
+  void bind_snapshot(void* memory, int64_t max_staging_bytes, std::shared_ptr<void> owner, cuda::Stream stream);
+
+  // As Collection's of these names; memory of rows, weights, states, words and drifts is the host's. What reads waits
+  // for the stream.
+  void load_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty,
+                 cuda::Stream stream);
+  void put_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state,
+                cuda::Stream stream);
+  void copy_rows(int64_t table, const int64_t* rows, int64_t n, void* weight, float* state, cuda::Stream stream);
+  // Floats of optimizer state a row.
+  int64_t state_columns(int64_t table) const { return tables_.at(static_cast<size_t>(table)).view.format.state_size; }
+  void read_row_state(int64_t table, float* state, cuda::Stream stream);
+  void reset_rows(int64_t table, int64_t begin, int64_t end, cuda::Stream stream);
+  void discard_rows(int64_t table, int64_t begin, int64_t end, cuda::Stream stream);
+  void clear_trackers(int64_t table, int64_t begin, int64_t end, bool dirty, cuda::Stream stream);
+  void set_trackers(int64_t table, const uint32_t* words, cuda::Stream stream);
   void read_trackers(int64_t table, uint32_t* words, cuda::Stream stream);
+  void set_drift(int64_t table, const float* drift, cuda::Stream stream);
+  void read_drift(int64_t table, float* drift, cuda::Stream stream);
+  void mark_dirty(int64_t table, const int64_t* rows, int64_t n, cuda::Stream stream);
+  void mark_all_dirty(int64_t table, cuda::Stream stream);
+  // Counted when asked for: no totals are kept on the device.
+  std::vector<int64_t> histogram(int64_t table, cuda::Stream stream);
+  std::vector<int64_t> drift_histogram(int64_t table, cuda::Stream stream);
+  int64_t num_dirty(int64_t table, cuda::Stream stream);
+  std::vector<int64_t> sampled_rows(int64_t table, cuda::Stream stream);
+
+  // As Collection::begin; gives its work to the stream and waits for nothing unless `blocking`.
+  std::shared_ptr<DeviceSnapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
+                                        const std::vector<ShardRule>& shards, bool blocking, bool walks,
+                                        cuda::Stream stream);
+  // update calls it; whoever replays a captured update of `num_ids` ids calls it before. See DeviceSnapshot.
+  void prepare_step(int64_t num_ids, cuda::Stream stream);
+  void close();
 
  private:
   struct Workspace;
 
-  const cuda::TableRecord* device_tables() const;
+  cuda::TableRecord* device_tables() const;
   const cuda::FeatureRecord* device_features() const;
   cuda::DeviceState* device_state() const { return static_cast<cuda::DeviceState*>(records_); }
   void check_ready(const char* call) const;
+  void check_scratch(const char* call) const;
+  void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
+  std::unique_lock<std::mutex> lock_idle(const char* call);
+  void make_room(int64_t num_ids, cuda::Stream stream);
+  void fail_torn(int64_t table);
+  cuda::RowArgs row_args(cuda::RowStep step, int64_t table) const;
+  template <typename Body>
+  void for_each_block(int64_t n, int64_t bytes, const Body& body);
+  void range_step(cuda::RowArgs args, int64_t begin, int64_t end, cuda::Stream stream);
+  template <typename T>
+  void write_items(cuda::RowArgs args, T* cuda::RowArgs::* member, const T* items, int64_t n, cuda::Stream stream);
+  template <typename T>
+  void read_items(cuda::RowArgs args, T* cuda::RowArgs::* member, int64_t columns, T* items, int64_t n,
+                  cuda::Stream stream);
+  void put_items(cuda::RowArgs args, int64_t table, const int64_t* rows, int64_t n, const void* weight,
+                 const float* state, cuda::Stream stream);
+  void write_rows(cuda::RowStep step, int64_t table, const int64_t* rows, int64_t n, const void* weight,
+                  const float* state, bool dirty, cuda::Stream stream);
+  std::vector<int64_t> tally(int64_t table, cuda::Stream stream);
   void upload_table(int64_t table, cuda::Stream stream);
   void upload_settings(cuda::Stream stream);
   cuda::DeviceState read_state(cuda::Stream stream);
@@ -113,7 +173,11 @@ class DeviceCollection {
   void* records_ = nullptr;
   std::shared_ptr<void> records_owner_;
   const std::shared_ptr<void> failed_;  // uint32_t, pinned
+  std::unique_ptr<DeviceStaging> staging_;
+  std::shared_ptr<StagingPool> pool_;
   std::mutex mutex_;
+  std::shared_ptr<DeviceSnapshot> active_;
+  uint64_t snapshots_begun_ = 0;
 };
 
 }  // namespace cpr

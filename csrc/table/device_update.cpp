@@ -94,7 +94,7 @@ void DeviceCollection::freeze(const std::vector<bool>& frozen, cuda::Stream stre
     const uint32_t value = frozen[static_cast<size_t>(t)] ? 1 : 0;
     if (record.frozen == value) continue;
     record.frozen = value;  // alone: the rest of the record may have changed on the device
-    uint32_t* const to = &const_cast<cuda::TableRecord*>(device_tables())[t].frozen;
+    uint32_t* const to = &device_tables()[t].frozen;
     device_->upload(to, &record.frozen, sizeof record.frozen, stream);
   }
 }
@@ -112,6 +112,7 @@ void DeviceCollection::update(DeviceBatch* batch, const float* grad, float grad_
   check_batch(*batch, "update");
   raise_errors("update", stream);
   freeze(frozen, stream);
+  make_room(batch->num_ids, stream);
   const Workspace workspace = place_workspace(batch->num_ids, memory);
   cuda::UpdateArgs args;
   args.tables = device_tables();
@@ -132,6 +133,7 @@ void DeviceCollection::update(DeviceBatch* batch, const float* grad, float grad_
   args.unique = workspace.unique;
   args.sampled = workspace.sampled;
   args.partial = workspace.sums;
+  if (staging_ != nullptr) args.touched = staging_->args.area;
   if (batch->num_ids > 0) {
     device_->sort_keys(batch->view.keys, workspace.keys, batch->num_ids, row_bits(), workspace.seam, stream);
     device_->compact_runs(workspace.keys, workspace.starts, workspace.unique, batch->num_ids, workspace.seam, stream);

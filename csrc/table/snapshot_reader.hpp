@@ -2,11 +2,20 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
+#include "core/select.hpp"
 #include "table/staging.hpp"
 
 namespace cpr {
+
+// Which rows of one table a snapshot takes.
+struct SelectionRequest {
+  Select kind = Select::kNone;
+  int64_t rows = 0;                               // kMostUsed, kMostDrifted
+  std::shared_ptr<const RowMask> mask = nullptr;  // kRows
+};
 
 // Rows [begin, end) of a staging buffer, all of one table and one shard.
 struct Chunk {

@@ -1,0 +1,286 @@
+// The training side of a snapshot on a device: what it gives to the streams. device_chunks.cpp has the reader's.
+#include "table/device_snapshot.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/errors.hpp"
+
+namespace cpr {
+
+namespace {
+
+constexpr double kStallLimitSeconds = 60.0;
+constexpr int64_t kGatherParts = 32;  // as cuda/snapshot.inl has them
+
+bool chooses_highest(const SelectRule& rule) {
+  return rule.kind == Select::kMostUsed || rule.kind == Select::kMostDrifted;
+}
+
+}  // namespace
+
+DeviceSnapshot::DeviceSnapshot(const DeviceTables& tables, std::vector<Request> requests,
+                               std::shared_ptr<StagingPool> pool)
+    : tables_(tables),
+      requests_(std::move(requests)),
+      pool_(std::move(pool)),
+      owner_(getpid()),
+      info_filled_(tables.device->make_event()),
+      info_copied_(tables.device->make_event()),
+      logs_(requests_.size()),
+      taken_(requests_.size(), 0) {}
+
+void DeviceSnapshot::launch(cuda::SnapshotStep step, cuda::SnapshotArgs args, int64_t items) {
+  args.step = step;
+  tables_.device->snapshot(args, items, stream_);
+}
+
+cuda::SnapshotArgs DeviceSnapshot::args_of(const Part* part) const {
+  cuda::SnapshotArgs args = tables_.staging->args;
+  args.tables = tables_.on_device;
+  args.piece = part == nullptr ? tables_.staging->last_piece : part->piece;
+  if (part != nullptr) {
+    args.records = part->records;
+    args.capacity = static_cast<uint64_t>(part->capacity);
+  }
+  return args;
+}
+
+void DeviceSnapshot::upload_rules() {
+  const DeviceStaging& staging = *tables_.staging;
+  std::vector<SelectRule> rules;
+  std::vector<int64_t> quotas;
+  for (size_t t = 0; t < requests_.size(); ++t) {
+    SelectRule rule = requests_[t].rule;
+    if (rule.kind == Select::kRows) {
+      const std::vector<uint8_t>& bits = requests_[t].mask->bits;
+      tables_.device->upload(staging.masks[t], bits.data(), bits.size(), stream_);
+      rule.mask = staging.masks[t];
+    }
+    rules.push_back(rule);
+    quotas.push_back(requests_[t].quota);
+  }
+  tables_.device->upload(staging.rules, rules.data(), rules.size() * sizeof(SelectRule), stream_);
+  tables_.device->upload(staging.quotas, quotas.data(), quotas.size() * sizeof(int64_t), stream_);
+}
+
+// Of the tables from the first to the last that need it.
+void DeviceSnapshot::tally() {
+  const auto needs = [](const Request& request) { return chooses_highest(request.rule); };
+  const auto first = std::find_if(requests_.begin(), requests_.end(), needs);
+  if (first == requests_.end()) return;
+  const auto last = std::find_if(requests_.rbegin(), requests_.rend(), needs).base();
+  cuda::SnapshotArgs args = args_of(nullptr);
+  args.first_table = first - requests_.begin();
+  args.end_table = last - requests_.begin();
+  tables_.device->fill(args.partial, 0, static_cast<size_t>(tables_.staging->partial_bytes), stream_);
+  launch(cuda::SnapshotStep::kTally, args, tables_.staging->tiles);
+  launch(cuda::SnapshotStep::kReduce, args, args.end_table - args.first_table);
+}
+
+void DeviceSnapshot::count_and_place(const cuda::SnapshotArgs& args) {
+  const DeviceStaging& staging = *tables_.staging;
+  launch(cuda::SnapshotStep::kCount, args, staging.tiles + 1);
+  tables_.device->exclusive_scan(args.counts, const_cast<uint32_t*>(args.sums), staging.tiles + 1, staging.seam,
+                                 stream_);
+  launch(cuda::SnapshotStep::kPlace, args, 1);
+}
+
+// `part` nullptr: rows are settled, and none is to be taken.
+void DeviceSnapshot::take(const cuda::SnapshotArgs& args, Part* part) {
+  launch(cuda::SnapshotStep::kTake, args, tables_.staging->tiles);
+  if (part == nullptr) return;
+  launch(cuda::SnapshotStep::kGather, args, tables_.staging->tiles * kGatherParts);
+  to_side(part);
+}
+
+// The part's head follows to the host once the training stream is there.
+void DeviceSnapshot::to_side(Part* part) {
+  const cuda::Stream side = tables_.staging->side();
+  part->filled->record(stream_);
+  part->filled->wait(side);
+  if (part->walk) {
+    tables_.device->download(part->piece_copied, part->piece, sizeof *part->piece, side);
+  } else {
+    tables_.device->download(part->sealed_copied, part->sealed, sizeof *part->sealed, side);
+  }
+  part->copied_at->record(side);
+  part->use = Use::kFilling;
+}
+
+void DeviceSnapshot::copy_info() {
+  const DeviceStaging& staging = *tables_.staging;
+  const cuda::Stream side = staging.side();
+  tables_.device->copy(staging.step, tables_.step, sizeof(int64_t), stream_);
+  info_filled_->record(stream_);
+  info_filled_->wait(side);
+  tables_.device->download(staging.step_copied, staging.step, sizeof(int64_t), side);
+  tables_.device->download(staging.expected_copied, staging.args.expected, requests_.size() * sizeof(int64_t), side);
+  info_copied_->record(side);
+}
+
+void DeviceSnapshot::open(Part* part) {
+  cuda::SnapshotArgs args = args_of(nullptr);
+  args.records = part->records;
+  args.capacity = static_cast<uint64_t>(part->capacity);
+  launch(cuda::SnapshotStep::kOpen, args, 1);
+  part->use = Use::kOpen;
+  room_ = args.capacity;
+}
+
+void DeviceSnapshot::seal_open() {
+  for (Part& part : tables_.staging->parts) {
+    if (part.use != Use::kOpen) continue;
+    tables_.device->copy(part.sealed, tables_.staging->args.area, sizeof *part.sealed, stream_);
+    to_side(&part);
+  }
+}
+
+void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
+  stream_ = stream;
+  walks_ = walks;
+  upload_rules();
+  tally();
+  launch(cuda::SnapshotStep::kArm, args_of(nullptr), static_cast<int64_t>(requests_.size()));
+  Part* part = walks ? &tables_.staging->parts[0] : nullptr;
+  cuda::SnapshotArgs args = args_of(part);
+  args.first = true;
+  args.advances = walks;
+  count_and_place(args);
+  copy_info();
+  if (walks) take(args, part);
+  open(&tables_.staging->parts[DeviceStaging::kParts / 2]);
+}
+
+void DeviceSnapshot::poll(Part* part) {
+  if (part->use == Use::kFilling && part->copied_at->done()) {
+    part->bytes =
+        part->walk ? part->piece_copied->bytes : std::min(part->sealed_copied->used, part->sealed_copied->lost);
+    if (part->walk && part->piece_copied->end == tables_.staging->tiles) swept_ = true;
+    if (!part->walk && part->sealed_copied->lost != cuda::TouchedArea().lost && failure_.empty()) {
+      failure_ = "updates met more rows than prepare_step made room for; it is to be called before each step";
+    }
+    if (part->bytes == 0) {
+      part->use = Use::kFree;
+      return;
+    }
+    const cuda::Stream side = tables_.staging->side();
+    tables_.device->download(part->copied, part->records, part->bytes, side);
+    part->copied_at->record(side);
+    part->use = Use::kCopying;
+  }
+  if (part->use == Use::kCopying && part->copied_at->done()) part->use = Use::kReady;
+}
+
+void DeviceSnapshot::go_on() {
+  if (swept_) return seal_open();
+  if (!walks_ || stopped()) return;
+  Part* free = nullptr;
+  for (Part& part : tables_.staging->parts) {
+    if (!part.walk) continue;
+    if (part.use == Use::kFilling) return;  // where the next piece begins isn't known to be before the end
+    if (part.use == Use::kFree) free = &part;
+  }
+  if (free == nullptr) return;
+  const cuda::SnapshotArgs args = args_of(free);
+  count_and_place(args);
+  take(args, free);
+}
+
+bool DeviceSnapshot::all_free() const {
+  const auto& parts = tables_.staging->parts;
+  return std::all_of(std::begin(parts), std::end(parts), [](const Part& part) { return part.use == Use::kFree; });
+}
+
+// An update settles each row of its ids once, and may evict as many from the sampled list.
+uint64_t DeviceSnapshot::most_touched_bytes(int64_t num_ids) const {
+  uint64_t largest = 0;
+  uint64_t all = 0;
+  for (size_t t = 0; t < requests_.size(); ++t) {
+    if (requests_[t].rule.kind == Select::kNone) continue;
+    const TableView& view = (*tables_.records)[t].view;
+    const auto bytes = static_cast<uint64_t>(cuda::record_bytes(view.format));
+    largest = std::max(largest, bytes);
+    all += bytes * static_cast<uint64_t>(view.num_rows);
+  }
+  return std::min(all, 2 * static_cast<uint64_t>(num_ids) * largest);
+}
+
+bool DeviceSnapshot::find_room(uint64_t bytes) {
+  if (room_ >= bytes) return true;
+  for (Part& part : tables_.staging->parts) {
+    if (part.walk || part.use != Use::kFree || static_cast<uint64_t>(part.capacity) < bytes) continue;
+    seal_open();
+    open(&part);
+    return true;
+  }
+  return false;
+}
+
+void DeviceSnapshot::prepare_step(int64_t num_ids, cuda::Stream stream) {
+  using Clock = std::chrono::steady_clock;
+  if (tables_.device->capturing(stream)) return;
+  std::unique_lock<std::mutex> lock(parts_mutex_);
+  stream_ = stream;
+  const auto look = [this] {
+    for (Part& part : tables_.staging->parts) poll(&part);
+    go_on();
+  };
+  look();
+  was_over_at_step_ = swept_;
+  const uint64_t bytes = most_touched_bytes(num_ids);
+  const auto begun = Clock::now();
+  const auto waited = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
+  bool stalled = false;
+  while (!stopped() && !swept_ && !find_room(bytes)) {
+    // More than a part holds: no row may be left to be met.
+    if (static_cast<int64_t>(bytes) > tables_.staging->parts[DeviceStaging::kParts - 1].capacity) walks_ = true;
+    stalled = true;
+    lock.unlock();
+    {
+      const std::unique_lock<std::mutex> reader(reader_mutex_, std::try_to_lock);
+      if (reader.owns_lock()) read_ready(true);
+    }
+    if (waited() > kStallLimitSeconds) {
+      throw StagingFull("update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) +
+                        " bytes on the host) and no reader took a chunk for 60 s; read the snapshot's chunks or raise "
+                        "max_staging_bytes");
+    }
+    std::this_thread::yield();
+    lock.lock();
+    look();
+  }
+  if (!stopped() && !swept_) room_ -= bytes;
+  if (stalled) stall_seconds_.store(stall_seconds() + waited(), std::memory_order_relaxed);
+}
+
+void DeviceSnapshot::fail(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
+  if (failure_.empty()) failure_ = why;
+  launch(cuda::SnapshotStep::kDisarm, args_of(nullptr), static_cast<int64_t>(requests_.size()));
+}
+
+void DeviceSnapshot::start_walk() {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
+  walks_ = true;  // its first piece is given to the stream by who comes next
+}
+
+bool DeviceSnapshot::finished() const {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
+  return status_ == Status::kCommitted || status_ == Status::kAborted;
+}
+
+SnapshotReader::Status DeviceSnapshot::status() const {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
+  const bool open = status_ == Status::kWalking || status_ == Status::kComplete;
+  return open && !failure_.empty() ? Status::kFailed : status_;
+}
+
+bool DeviceSnapshot::owned_by_this_process() const { return getpid() == owner_; }
+
+}  // namespace cpr
