@@ -486,8 +486,9 @@ class DeviceBatch:
 class DeviceCollection:
     """`Collection` with its tables in memory of a device: the same bits.
 
-    All device memory is the caller's, aligned to 16 bytes; `owner` is kept alive with it. Calls give work to
-    `stream` and return; memory they name stays as it is until the work has ended. A bad id or offset makes
+    All device memory is the caller's, aligned to 16 bytes; `owner` is kept alive with it, and must not lead
+    back to the collection, which would then never be freed. Calls give work to `stream` and return; memory
+    they name stays as it is until the work has ended. A bad id or offset makes
     its bag's output NaN; updates then do nothing until the error is raised, by the next call or `synchronize`
     (IndexError, ValueError).
     """

@@ -72,7 +72,7 @@ class DeviceEngine:
             describe(rest["metadata"]),
             describe(rest["slots"]),
             describe(rest["claims"]),
-            owner=self,
+            owner=[weight, *arrays, *rest.values()],  # not self: the collection would keep itself
         )
         return {"weight": weight, "arrays": arrays, **rest}
 
