@@ -44,7 +44,7 @@ def host_device(lanes: int, seed: int, *, deferred: bool = True) -> Device:
 
 def give_way() -> None:
     """From now on this thread's writes of segments, and the walks that it starts, give way to others: after a
-    piece (a millisecond or so) for which the thread had to wait for a core it pauses twice as long.
+    piece (a millisecond or so) for which the thread had to wait for a core it pauses three times as long.
     """
 
 def crc32c(data: TensorRef, crc: int = 0) -> int: ...

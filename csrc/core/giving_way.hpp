@@ -9,8 +9,8 @@ namespace cpr {
 // share the cores evenly, and a thread that pauses holds nothing that an update or a lookup waits for.
 inline thread_local bool gives_way = false;
 
-// The pauses of a loop of background work: after a piece for which the thread had to wait for a core it rests for twice
-// as long as the piece took. Without effect in a thread that doesn't give way. Used by one thread.
+// The pauses of a loop of background work: after a piece for which the thread had to wait for a core it rests for three
+// times as long as the piece took. Without effect in a thread that doesn't give way. Used by one thread.
 class GivingWay {
  public:
   GivingWay() { begin(); }
@@ -30,7 +30,7 @@ class GivingWay {
  private:
   static constexpr double kPiece = 0.0005;  // seconds
   static constexpr double kWaited = 1.1;
-  static constexpr double kRest = 2.0;
+  static constexpr double kRest = 3.0;
   static constexpr double kLongest = 0.1;  // seconds
 
   static double seconds(clockid_t clock) {
