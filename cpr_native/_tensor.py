@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 
     from cpr_native._native import TensorRef
 
-__all__ = ["describe"]
+__all__ = ["describe", "dtype_name"]
 
 # dtype object (torch or NumPy) -> its NumPy name; filled on first sight, bounded by the number of dtypes.
 _names: dict[Any, str] = {}
 
 
-def _name(dtype: Any) -> str:
-    name = _names[dtype] = str(dtype).removeprefix("torch.")
+def dtype_name(dtype: Any) -> str:
+    """Return the name that native code has for a dtype of torch or NumPy."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = str(dtype).removeprefix("torch.")
     return name
 
 
@@ -46,7 +49,7 @@ def describe(x: Tensor | NDArray[Any]) -> TensorRef:
         raise ValueError(f"expected a tensor in CPU memory, got one on device {x.device}")
     if not x.is_contiguous():
         raise ValueError(f"expected a contiguous tensor, got layout {x.layout}, shape {tuple(x.shape)}")
-    return x.data_ptr(), x.shape, _names.get(dtype) or _name(dtype)
+    return x.data_ptr(), x.shape, _names.get(dtype) or dtype_name(dtype)
 
 
 def _describe_array(x: NDArray[Any]) -> TensorRef:
@@ -54,4 +57,4 @@ def _describe_array(x: NDArray[Any]) -> TensorRef:
         raise ValueError(f"expected a C-contiguous array, got strides {x.strides} for shape {x.shape}")
     if not x.dtype.isnative:
         raise ValueError(f"expected an array in native byte order, got {x.dtype}")
-    return x.ctypes.data, x.shape, _names.get(x.dtype) or _name(x.dtype)
+    return x.ctypes.data, x.shape, _names.get(x.dtype) or dtype_name(x.dtype)
