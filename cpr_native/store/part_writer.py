@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from cpr_native.store import naming
 from cpr_native.store.chain import ChainReader
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.chains_writer import ChainsWriter
 from cpr_native.store.checks import check_json
 from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 _MEETING = "meeting"  # in the info of a shard's commit: which save of all shards it belongs to
 _POLL_S = 0.02
+_POLL_SHARE = 0.1  # of the time waited so far: looking lists and reads a chain
 
 
 class PartSave:
@@ -120,7 +122,7 @@ class PartSave:
             self._whole.abort()
 
 
-class PartWriter:
+class PartWriter(ChainsWriter):
     """The writer of one shard of a directory, of shard 0 the global chain's too.
 
     tables: names of the tables of this shard in the order of its snapshots. run_id: that of all; None: of the
@@ -156,8 +158,8 @@ class PartWriter:
         self._limit = limit
         self._placement = placement
         self._meetings = 0
+        self._chains = []
         with ExitStack() as stack:
-            self._chains = []
             for chain in [naming.GLOBAL] * (shard == 0) + [naming.shard_chain(shard)]:
                 writer = ChainWriter(
                     path,
@@ -176,15 +178,6 @@ class PartWriter:
             self._stack = stack.pop_all()
         self.run_id = self._own.identity.run_id
         self.incarnation = self._chains[0].incarnation if incarnation is None else incarnation
-
-    def permits(self, kind: str) -> bool:
-        """Whether a save of `kind` may be made now, as far as this process can tell."""
-        return all(chain.permits(kind) for chain in self._chains)
-
-    def require_base(self) -> None:
-        """Makes deltas of this shard be refused until the next base."""
-        for chain in self._chains:
-            chain.require_base()
 
     def begin(
         self, kind: str, *, step: int, samples: int, engine: Mapping[str, Any] | None = None
@@ -245,13 +238,14 @@ class PartWriter:
         return self._poll(found, message, 2 * self._limit)  # whoever makes it has the others to wait for
 
     def _poll(self, look: Callable[[], T | None], message: Callable[[], str], limit: float) -> T:
-        end = time.monotonic() + limit
+        begin = time.monotonic()
         while True:
             if (found := look()) is not None:
                 return found
-            if time.monotonic() >= end:
+            waited = time.monotonic() - begin
+            if waited >= limit:
                 raise TimeoutError(message())
-            time.sleep(_POLL_S)
+            time.sleep(min(max(_POLL_S, _POLL_SHARE * waited), limit - waited))
 
     def rollback(self, point: RestorePoint, meet: Callable[[], object]) -> None:
         """Commits that history goes on from `point`, shard by shard and then the global chain.
@@ -271,15 +265,6 @@ class PartWriter:
                 exact = not any(chain.broken for chain in heads.values())
                 commits = {shard: chain.head for shard, chain in heads.items()}
                 self._chains[0].rollback(point.ref, exact=exact, commits=commits)
-
-    def go_on(self) -> None:
-        """Attaches to the history as it is: memory holds its rows, and what changed since is dirty."""
-        for chain in self._chains:
-            chain.go_on()
-
-    def paused(self) -> AbstractContextManager[None]:
-        """In the block this process folds and removes nothing in the background."""
-        return self.housekeeping.paused()
 
     def close(self) -> None:
         """Drops an open save and frees the locks; a second call does nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cpr_native.store.background import Syncing, Workers
 from cpr_native.store.chain import ChainReader, Identity
 from cpr_native.store.chain_save import ChainSave
 from cpr_native.store.chain_writer import DEFAULT_SEGMENT_BYTES, ChainWriter
+from cpr_native.store.chains_writer import ChainsWriter
 from cpr_native.store.checks import check_json
 from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
@@ -158,7 +159,7 @@ class Save:
         self.abort()
 
 
-class StoreWriter:
+class StoreWriter(ChainsWriter):
     """The one writer of a whole checkpoint directory; made by `CheckpointStore.writer`.
 
     Not shared between threads, but `begin` may be called in one and the save finished in another.
@@ -182,7 +183,7 @@ class StoreWriter:
         self.max_segment_bytes = max_segment_bytes
         self.quantise = quantise
         self._workers: Workers | None = None
-        self._chains: list[ChainWriter] = []
+        self._chains = []
         self._remote: RemoteWriter | None = None
         chains = (naming.GLOBAL, *map(naming.shard_chain, range(placement.shards)))
         with ExitStack() as stack:
@@ -216,17 +217,6 @@ class StoreWriter:
             self._stack = stack.pop_all()
         self.run_id = self._chains[0].identity.run_id
         self.incarnation = self._chains[0].incarnation
-
-    def permits(self, kind: str) -> bool:
-        """Whether a save of `kind` may be made now: a base always, a delta only after a base of this history,
-        a priority save in a fresh directory or once attached to its history by `rollback` or a base.
-        """
-        return all(chain.permits(kind) for chain in self._chains)
-
-    def require_base(self) -> None:
-        """Makes deltas be refused until the next base: after a restore whose plan was `broken`."""
-        for chain in self._chains:
-            chain.require_base()
 
     def begin(self, kind: str, *, step: int, samples: int, engine: Mapping[str, Any] | None = None) -> Save:
         """Starts a save of `kind` "base", "delta" or "priority"; nothing is visible before its `commit`.
@@ -269,15 +259,6 @@ class StoreWriter:
         self._chains[0].rollback(
             point.ref, exact=not plan.broken, commits={shard: chain.head for shard, chain in heads.items()}
         )
-
-    def go_on(self) -> None:
-        """Attaches to the history as it is: memory holds its rows, and what changed since is dirty."""
-        for chain in self._chains:
-            chain.go_on()
-
-    def paused(self) -> AbstractContextManager[None]:
-        """In the block nothing is folded or removed in the background: for a restore from this directory."""
-        return self.housekeeping.paused()
 
     def close(self) -> None:
         """Drops an open save and frees the locks; a second call does nothing."""
