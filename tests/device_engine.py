@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from device_memory import host_device, reachable
+from device_memory import Scratch, host_device, reachable
 from engine import Engine
 from numpy.typing import NDArray
 
@@ -41,12 +41,11 @@ class DeviceEngine:
             **self.twin.settings,
         )
         self.memory = [self.allocate(table) for table in range(len(tables))]
-        self.records = reachable(np.zeros(self.native.record_bytes, np.uint8))
-        self.native.bind_records(describe(self.records), self.records)
+        records = Scratch(self.native.record_bytes)
+        self.native.bind_records(records.ref, records)
         self.native.initialise()
-        size = self.native.snapshot_bytes(self.max_staging_bytes)
-        self.staging = reachable(np.full(size // 8 + 1, -1, np.int64))
-        self.native.bind_snapshot(describe(self.staging), self.max_staging_bytes, self.staging)
+        staging = Scratch(self.native.snapshot_bytes(self.max_staging_bytes))
+        self.native.bind_snapshot(staging.ref, self.max_staging_bytes, staging)
 
     def table_specs(self) -> list[_native.TableSpec]:
         spec = {"init_min": -0.5, "init_max": 0.5, **self.twin.spec}
@@ -92,28 +91,26 @@ class DeviceEngine:
             batch_size = (len(offsets) - 1) // features if self.twin.pooling != "none" else len(ids)
         dtype = np.float64 if self.twin.spec.get("dtype") == "float64" else np.float32
         out = reachable(np.full((batch_size, self.native.output_dim), 3, dtype=dtype))
-        size = self.native.batch_bytes(len(ids), batch_size, weighted=weights is not None)
-        memory = reachable(np.full(size // 4 + 4, 0xABCDABCD, np.uint32))
-        given = (*(None if x is None else reachable(x) for x in (ids, offsets, weights)), out, memory)
-        self.kept.append(given)
+        memory = Scratch(self.native.batch_bytes(len(ids), batch_size, weighted=weights is not None))
+        given = (*(None if x is None else reachable(x) for x in (ids, offsets, weights)), out)
+        self.kept.append((given, memory))
         refs = [None if array is None else describe(array) for array in given]
-        batch = self.native.lookup(*refs, owner=memory, ids_per_bag=ids_per_bag)  # type: ignore[arg-type]
+        batch = self.native.lookup(*refs, memory.ref, memory, ids_per_bag=ids_per_bag)  # type: ignore[arg-type]
         assert batch is not None
         return out, batch
 
     def weight_grad(self, batch: DeviceBatch, grad: NDArray[Any]) -> NDArray[Any]:
         """Return the gradient of the per-sample weights, which is there after `synchronize`."""
-        out = np.full(batch.num_ids, 3, grad.dtype)
+        grad, out = reachable(grad), reachable(np.full(batch.num_ids, 3, grad.dtype))
         self.kept.append((grad, out))
         self.native.per_sample_weight_grad(batch, describe(grad), describe(out))
         return out
 
     def update(self, batch: DeviceBatch, grad: NDArray[np.float32], **options: Any) -> None:
         """Update; rows are there after `synchronize`."""
-        size = self.native.update_bytes(batch.num_ids)
-        grad, memory = reachable(grad), reachable(np.full(size // 4 + 4, 0xABCDABCD, np.uint32))
+        grad, memory = reachable(grad), Scratch(self.native.update_bytes(batch.num_ids))
         self.kept.append((grad, memory))
-        self.native.update(batch, describe(grad), describe(memory), **options)
+        self.native.update(batch, describe(grad), memory.ref, **options)
 
     def state(self, table: int) -> NDArray[np.float32] | None:
         """Optimizer state as `Collection.state` has it; after `synchronize`."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_engine import DeviceEngine, bits
+from device_memory import LANES
 from engine import Engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
 
 
@@ -189,7 +190,7 @@ def test_bad_offsets_without_pooling_are_raised(lanes: int) -> None:
 
 @given(
     data=st.data(),
-    lanes=st.sampled_from([1, 8, 32]),
+    lanes=st.sampled_from(LANES),
     dim=st.integers(1, 140),
     pooling=st.sampled_from(["sum", "mean", "max"]),
     dtype=st.sampled_from(DTYPES),

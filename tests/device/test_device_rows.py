@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_memory import LANES
 from device_saves import Pair
 
 from cpr_native._native import CprError, DeviceCollection, Selection, SnapshotInProgress
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 ROWS = (300, 41)
 
 

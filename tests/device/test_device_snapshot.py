@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_memory import LANES
 from device_saves import KINDS, Pair, Reader, assert_taken, selection
 from engine import drain
 
 from cpr_native._native import CprError, Selection, SnapshotInProgress
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 ROWS = (700, 90, 33)
 SMALL = 40_000  # bytes of staging: a piece is some tiles of 32 to 48 rows
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_engine import DeviceEngine
+from device_memory import LANES
 from engine import Engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from cpr_native._native import CprError
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 OPTIMIZERS = ["sgd", "row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam"]
 
 
@@ -251,7 +252,7 @@ def test_no_ids_are_a_step() -> None:
 
 @given(
     data=st.data(),
-    lanes=st.sampled_from([1, 8, 32]),
+    lanes=st.sampled_from(LANES),
     dim=st.integers(1, 140),
     pooling=st.sampled_from(["sum", "mean", "max"]),
     optimizer=st.sampled_from(OPTIMIZERS),
