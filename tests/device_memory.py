@@ -2,7 +2,7 @@
 
 It is one that runs on the host, or with `CPR_TEST_DEVICE=cuda` the GPU (`make cuda-check`): the same tests
 run on both. What a test reads or writes itself lies in memory of the host, which a GPU reaches at its own
-address where it is pinned; what only the device uses lies on the device, as all memory of `place_for_test` does.
+address where it is pinned; what only the device uses, and all memory of `place_for_test`, lies on the device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from cpr_native import _native
 from cpr_native._tensor import describe
 
 if TYPE_CHECKING:
-    from cpr_native.device.place import Place
-
     from cpr_native._native import TensorRef
+    from cpr_native.device.place import Place
 
 ON_GPU = os.environ.get("CPR_TEST_DEVICE") == "cuda"
 GPU_LANES = 8

@@ -46,6 +46,19 @@ class Current {
   bool changed_ = false;
 };
 
+// While it lives, what the calling thread asks of events and allocates doesn't spoil a graph that another thread
+// captures, as it would by default (cudaStreamCaptureModeGlobal): a reader asks while the trainer captures.
+class BesideCapture {
+ public:
+  BesideCapture() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode"); }
+  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeThreadLocal;
+};
+
 class CudaEvent final : public Event {
  public:
   explicit CudaEvent(int index) : index_(index) {
@@ -53,15 +66,25 @@ class CudaEvent final : public Event {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
-  void record(Stream stream) override { check(cudaEventRecord(event_, handle(stream)), "cudaEventRecord"); }
-  void wait(Stream stream) override { check(cudaStreamWaitEvent(handle(stream), event_, 0), "cudaStreamWaitEvent"); }
+  void record(Stream stream) override {
+    const Current current(index_);  // stream 0 is the current device's
+    check(cudaEventRecord(event_, handle(stream)), "cudaEventRecord");
+  }
+  void wait(Stream stream) override {
+    const Current current(index_);
+    check(cudaStreamWaitEvent(handle(stream), event_, 0), "cudaStreamWaitEvent");
+  }
   bool done() override {
+    const BesideCapture beside;
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) return false;
     check(state, "cudaEventQuery");
     return true;
   }
-  void synchronize() override { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  void synchronize() override {
+    const BesideCapture beside;
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
 
  private:
   const int index_;
@@ -91,7 +114,7 @@ class CudaDevice final : public Device {
   void upload(void* device, const void* host, size_t bytes, Stream stream) override {
     const Current current(index_);
     if (bytes > kMostLaunched) {
-      check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, handle(stream)), "cudaMemcpyAsync");
+      check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, handle(stream)), "cudaMemcpyAsync");
       check(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");
       return;
     }
@@ -103,7 +126,7 @@ class CudaDevice final : public Device {
   }
   void download(void* host, const void* device, size_t bytes, Stream stream) override {
     const Current current(index_);
-    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, handle(stream)), "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, handle(stream)), "cudaMemcpyAsync");
   }
   void copy(void* to, const void* from, size_t bytes, Stream stream) override {
     const Current current(index_);
@@ -115,6 +138,7 @@ class CudaDevice final : public Device {
   }
   std::shared_ptr<void> pinned(size_t bytes) override {
     const Current current(index_);
+    const BesideCapture beside;
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
     std::memset(memory, 0, bytes);
@@ -136,6 +160,7 @@ class CudaDevice final : public Device {
     check(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");
   }
   bool capturing(Stream stream) override {
+    const Current current(index_);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(handle(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;

@@ -87,7 +87,7 @@ def test_kinds_after_each_other(seed: int) -> None:
     rng = np.random.default_rng(seed)
     optimizer = ("row_wise_adagrad", "adam", "sgd", "partial_row_wise_adam")[seed % 4]
     pair = trained(
-        lanes=(1, 8, 32)[seed % 3],
+        lanes=LANES[seed % len(LANES)],
         device_seed=seed,
         max_staging_bytes=SMALL,
         optimizer=optimizer,
