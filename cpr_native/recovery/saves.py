@@ -16,7 +16,8 @@ from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.last_saved import LastSaved, Priorities
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.opening import open_writer
-from cpr_native.recovery.report import Cut, SaveReason, SaveReport
+from cpr_native.recovery.report import Cut, SaveReason
+from cpr_native.recovery.save_books import SaveBooks
 from cpr_native.recovery.saver import BackgroundSaver, PendingSave, SaveFailed
 from cpr_native.recovery.shared_state import Left, exact_of
 from cpr_native.shard import Restored, Shard
@@ -26,10 +27,10 @@ from cpr_native.store.part_writer import PartWriter
 from cpr_native.store.quantise import check_bits
 
 
-class Saves:
+class Saves(SaveBooks):
     """One save in flight at most; called by the training thread.
 
-    `tables`, `dense`: what is saved; `policy`: which rows, may be replaced by one of another fraction;
+    `tables`, `dense`: what is saved; `policy`: which rows;
     `placement`: rows to shards; `ledger`: is told what commits contain; `background`: False writes each save
     before `begin` returns; `keep`: exact points that retention leaves, None for all; `quantise`: bits of
     weights in all but bases, None for as they are; `compact`: most increments of a chain, None for any
@@ -53,13 +54,13 @@ class Saves:
         distances: Callable[[int, NDArray[np.float32]], None] | None = None,
         gang: Gang | None = None,
     ) -> None:
+        super().__init__(policy)
         for name, value in (("keep", keep), ("compact", compact)):
             if value is not None:
                 check_count(name, value, 1)
         self._tables = tables
         self._engine = tables.engine
         self._dense = dense
-        self.policy = policy
         self._distances = distances
         self._gang = gang
         self._placement = placement
@@ -72,16 +73,9 @@ class Saves:
         self._compact = compact
         self._quantise = quantise
         self._saver = BackgroundSaver()
-        self._error: BaseException | None = None
         self.writer: StoreWriter | PartWriter | None = None
-        self.due = False
-        self.due_saves = 0
-        self.coalesced = 0
-        self.exact_step = -1
-        self.exact_samples = 0
         self._needs_base = True
         self._commit: int | None = None
-        self.committed: list[SaveReport] = []
 
     def open(self, store: CheckpointStore, *, counts: bool = True) -> None:
         """Become the writer of `store` and count lookups from now on; raises what `store.writer` raises.
@@ -187,7 +181,7 @@ class Saves:
         return True
 
     def settle(self, *, wait: bool = True) -> None:
-        """Enter the save in flight in the books once it has ended; an error is kept for `raise_error`."""
+        """See `SaveBooks`; a save that was due and failed stays due."""
         outcome = self._saver.collect(wait=wait)
         if outcome is None:
             return
@@ -196,25 +190,12 @@ class Saves:
             self.due |= self._gang is None and outcome.reason in ("start", "due")
             return
         report = outcome.report
-        self.committed.append(report)
+        self._enter(report)
         self._commit = report.sequence
         if self._ledger is not None:
             self._ledger.saved(outcome.lookups)
-        self.due_saves += report.reason == "due"
         if report.kind != "priority":
-            self.exact_step, self.exact_samples = report.step, report.samples
             self._needs_base = False
-
-    def raise_error(self) -> None:
-        """Raise the error of a save that failed, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def flush(self) -> None:
-        """Wait for the save in flight; raises its error."""
-        self.settle()
-        self.raise_error()
 
     def restored(self, parts: Sequence[Restored], shards: Sequence[Shard]) -> None:
         """Go on after the rows of `shards` were restored as `parts` say."""

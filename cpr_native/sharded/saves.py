@@ -20,6 +20,7 @@ from cpr_native.recovery.dense import DenseState, encode
 from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import Cut, SaveReason, SaveReport
+from cpr_native.recovery.save_books import SaveBooks
 
 MISSED = (CutMissed, ShardLost, TimeoutError)  # a save that came to nothing; the next one has its rows
 
@@ -32,13 +33,13 @@ class _InFlight:
     done: Future[GlobalSave]
 
 
-class ClusterSaves:
-    """One save in flight at most; called by the training thread, at the same points in every rank.
+class ClusterSaves(SaveBooks):
+    """`SaveBooks` of a cluster; called at the same points in every rank.
 
     `clients`: this rank's, `coordinator`: of the process of rank 0, None in the others; `dense`: what is
     saved beside the shards' rows; `ledger`: of the lookups of all ranks, is told what commits hold; `gang`:
     of the ranks, None for one. `seconds`: that a save may take.
-    `committed`: the saves so far; `missed`: how many came to nothing since a shard was lost or too slow.
+    `missed`: how many saves came to nothing since a shard was lost or too slow.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ClusterSaves:
         seconds: float,
         background: bool,
     ) -> None:
+        super().__init__(policy)
         self._clients = clients
         self._coordinator = coordinator
         self._dense = dense
@@ -62,16 +64,8 @@ class ClusterSaves:
         self._background = background
         self._thread = ThreadPoolExecutor(1, "cpr-cluster-saver")
         self._flying: _InFlight | None = None
-        self._error: BaseException | None = None
         self._counted = np.zeros(clients.shards, np.int64)
-        self.policy = policy
-        self.due = False
-        self.due_saves = 0
-        self.coalesced = 0
         self.missed = 0
-        self.exact_step = -1
-        self.exact_samples = 0
-        self.committed: list[SaveReport] = []
 
     @property
     def busy(self) -> bool:
@@ -169,7 +163,7 @@ class ClusterSaves:
             self.settle()
 
     def settle(self, *, wait: bool = True) -> None:
-        """Enter the save in flight in the books once it has ended; an error is kept for `raise_error`."""
+        """See `SaveBooks`; a save that was missed is no error."""
         flying = self._flying
         if flying is None or not (wait or flying.done.done()):
             return
@@ -183,10 +177,10 @@ class ClusterSaves:
         except BaseException as error:
             self._error = error
             return
-        self._enter(saved, flying)
+        self._note(saved, flying)
 
-    def _enter(self, saved: GlobalSave, flying: _InFlight) -> None:
-        self.committed.append(
+    def _note(self, saved: GlobalSave, flying: _InFlight) -> None:
+        self._enter(
             SaveReport(
                 sequence=saved.sequence,
                 kind=saved.kind,
@@ -201,22 +195,8 @@ class ClusterSaves:
             )
         )
         self._ledger.saved(np.array(saved.lookups, np.int64))
-        self.due_saves += flying.reason == "due"
         for shard in saved.shards:
             self._clients.forget(shard.shard, shard.step)
-        if saved.kind != "priority":
-            self.exact_step, self.exact_samples = saved.step, saved.samples
-
-    def raise_error(self) -> None:
-        """Raise the error of a save that failed, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def flush(self) -> None:
-        """Wait for the save in flight; raises its error."""
-        self.settle()
-        self.raise_error()
 
     def drop(self) -> None:
         """Wait for the save in flight, whatever becomes of it."""
