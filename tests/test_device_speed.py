@@ -1,19 +1,116 @@
-"""The benchmark of the CUDA engine compares answers before it times: on a device that runs on the host."""
+"""The benchmark of the CUDA engine, all of its stages, on a device that runs on the host."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import device_goals
+import device_speed
 import pytest
 import torch
-from device_memory import ON_GPU, host_device
-from device_speed import SHAPES, Shape, assert_answers, lookup_bytes, update_bytes
+from device_memory import place_for_test
+from device_saves_speed import record_bytes, stall_bytes
+from device_sides import SHAPES, Ours, Shape
+from device_stages import Bench, lookup_bytes, update_bytes
+from device_timing import Replay, Timer, is_kernel
 
 SMALL = Shape(tables=3, rows=50, dim=16, batch=16, pooling=5)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def small_bench(seed: int = 0) -> Bench:
+    return Bench(place_for_test(8, seed), dict.fromkeys(SHAPES, SMALL), count=2, copied=1 << 12)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_torchs(seed: int) -> None:
-    assert_answers(SMALL, host_device(8, seed), "cuda" if ON_GPU else "cpu")
+    device_speed.assert_answers(SMALL, small_bench(seed))
+
+
+def test_every_stage_runs_and_the_goals_are_judged(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    assert device_speed.run(small_bench(), path, 1000)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert list(record["figures"]) == list(device_speed.STAGES)
+    stages = record["figures"]
+    numbers = {f"{stage}.{name}": value for stage in stages for name, value in stages[stage].items()}
+    counted = [name for name, value in numbers.items() if value is None]
+    assert all(name.endswith(".kernels") for name in counted), "only a GPU has kernels to count"
+    differences = ("tracking.percent", "save.added_ms", "save.stalled_ms", "pinned.update_ms")
+    others = [value for name, value in numbers.items() if name not in differences and value is not None]
+    assert min(others) >= 0
+    assert 100 < numbers["begin.saved_rows"] <= 3 * 50, "the rows that 240 ids meet"
+    assert {f"{goal.stage}.{goal.figure}" for goal in device_goals.GOALS} <= numbers.keys()
+    assert len(record["goals"]) == len(device_goals.GOALS)
+
+
+def test_a_stage_that_fails_costs_its_own_figures(tmp_path: Path) -> None:
+    def fails(_: Bench) -> dict[str, Any]:
+        raise RuntimeError("out of memory")
+
+    stages: dict[str, tuple[device_speed.Stage, float]] = {
+        "copy": (fails, 1),
+        "large": (lambda _: {"times_torch": 5.0}, 1),
+        "S1": (lambda _: {"kernels": 11}, 1),
+        "S2": (lambda _: {"kernels": 10}, 1e9),
+    }
+    path = tmp_path / "speed.json"
+    assert not device_speed.run(small_bench(), path, 100, stages)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["figures"]["copy"]["failed"] == "RuntimeError: out of memory"
+    assert record["figures"]["S2"]["failed"].startswith("not run: ")
+    judged = {goal["goal"]: (goal["measured"], goal["held"]) for goal in record["goals"]}
+    assert judged["large: times_torch >= 3"] == (5.0, True)
+    assert judged["S1: kernels <= 10"] == (11, False)
+    assert judged["S2: kernels <= 10"] == (None, False)
+
+
+def test_what_lasts_too_long_says_where(tmp_path: Path) -> None:
+    """A kernel that never ends can't be interrupted: the process ends, with the figures written before."""
+    script = f"""
+import sys, time
+sys.path[:0] = {[str(Path(device_speed.__file__).parent), str(Path(__file__).parent)]!r}
+from pathlib import Path
+import device_speed
+from test_device_speed import small_bench
+def hangs(bench):
+    time.sleep(100)
+stages = {{"copy": (lambda bench: {{"gb_s": 1.0}}, 0), "large": (hangs, 0)}}
+device_speed.run(small_bench(), Path("speed.json"), 2, stages)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "in hangs" in done.stderr
+    assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))["figures"]["copy"]["gb_s"] == 1.0
+
+
+def test_tables_in_pinned_memory_train_to_the_same_bits() -> None:
+    bench = small_bench()
+    sides = [Ours(SMALL, bench.place, pinned=pinned) for pinned in (False, True)]
+    for ids in bench.batches(SMALL, 3):
+        a, b = (ours.step(ids).clone() for ours in sides)
+        assert torch.equal(a, b)
+    for ours in sides:
+        ours.synchronize()
+    for a, b in zip(sides[0].weights, sides[1].weights, strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+
+
+def test_a_replay_is_a_step() -> None:
+    bench = small_bench()
+    ours = Ours(SMALL, bench.place)
+    ids = bench.batches(SMALL, 1)[0]
+    replay = Replay(bench.place, lambda: ours.step(ids))
+    before = ours.native.step(bench.place.stream())
+    for _ in range(3):
+        replay()
+    ours.synchronize()
+    assert ours.native.step(bench.place.stream()) == before + 3
 
 
 def test_bytes_are_those_that_must_move() -> None:
@@ -22,3 +119,29 @@ def test_bytes_are_those_that_must_move() -> None:
     keys = 240 * 8 * 2  # one pass: 150 rows in 8 bits
     assert update_bytes(SMALL, ids) == 16 * 3 * 64 + keys + 6 * 2 * (64 + 8)
     assert update_bytes(SHAPES["S1"], torch.zeros(SHAPES["S1"].ids, dtype=torch.int64)) > 0
+    assert record_bytes(SMALL) == 16 + 64 + 16
+    assert stall_bytes(SMALL, 10) == 150 * 8 + 10 * 2 * 96
+
+
+def test_shapes_shrink_to_the_memory_that_there_is() -> None:
+    large = SHAPES["large"]
+    assert large.within(large.weight_bytes) == large
+    assert large.within(large.weight_bytes - 1).rows == 5_000_000
+
+
+def test_copies_and_fills_are_no_kernels() -> None:
+    class Event:
+        def __init__(self, name: str, on_gpu: bool) -> None:
+            self.name = name
+            types = torch.autograd.DeviceType
+            self.device_type = types.CUDA if on_gpu else types.CPU
+
+    events = [("Memset (Device)", True), ("Memcpy DtoD", True), ("lookup_float", True), ("cudaLaunch", False)]
+    assert [is_kernel(Event(*event)) for event in events] == [False, False, True, False]
+
+
+def test_medians_leave_the_first_calls_out() -> None:
+    timer = Timer(place_for_test(8, 0))
+    calls: list[int] = []
+    assert timer.device_ms(calls.append, 4) >= 0
+    assert calls == list(range(7))
