@@ -594,6 +594,24 @@ class DeviceCollection:
         """`Collection.update`, its gradient on the device; `memory`: `update_bytes` of workspace, free when
         the work has ended. A gradient that isn't finite skips the step, which `skipped_steps` counts.
         """
+    def gradient_bytes(self, num_ids: int) -> int:
+        """Bytes of workspace that a gradient of so many ids takes."""
+    def gradient(
+        self,
+        batch: DeviceBatch,
+        grad: TensorRef,
+        *,
+        table: int,
+        rows: TensorRef,
+        values: TensorRef,
+        count: TensorRef,
+        memory: TensorRef,
+        stream: int = 0,
+    ) -> None:
+        """`Collection.gradient`, all memory on the device: how many unique rows there are goes to `count`
+        (int64 [1]), the rows and their gradients to the first places of `rows` (int64 [num_ids]) and
+        `values` [num_ids, dim]; `memory`: `gradient_bytes` of workspace. May be called again.
+        """
     def synchronize(self, stream: int = 0) -> None:
         """Wait for the stream, and raise what a lookup found."""
     def snapshot_bytes(self, max_staging_bytes: int) -> int:

@@ -112,6 +112,27 @@ class DeviceEngine:
         self.kept.append((grad, memory))
         self.native.update(batch, describe(grad), memory.ref, **options)
 
+    def gradient(
+        self, batch: DeviceBatch, grad: NDArray[Any], table: int
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return the unique rows of a table and their gradients; waits."""
+        n, memory = batch.num_ids, Scratch(self.native.gradient_bytes(batch.num_ids))
+        rows, count = reachable(np.full(n, -1, np.int64)), reachable(np.full(1, -1, np.int64))
+        values = reachable(np.full((n, self.twin.dim), 3, grad.dtype))
+        grad = reachable(grad)
+        self.native.gradient(
+            batch,
+            describe(grad),
+            table=table,
+            rows=describe(rows),
+            values=describe(values),
+            count=describe(count),
+            memory=memory.ref,
+        )
+        self.native.synchronize()
+        assert (rows[count[0] :] == -1).all()
+        return rows[: count[0]], values[: count[0]]
+
     def state(self, table: int) -> NDArray[np.float32] | None:
         """Optimizer state as `Collection.state` has it; after `synchronize`."""
         rows = self.twin.rows[table]

@@ -81,6 +81,10 @@ struct BatchView {
   void* weights = nullptr;         // [num_ids] per-sample weights, copied
   uint32_t* arrived = nullptr;     // [num_arrived] zeros for the update
   int64_t num_arrived = 0;
+  // Only for optimizer kNone, written by the first gradient: the keys sorted, where the runs begin, their number.
+  uint64_t* sorted = nullptr;  // [num_ids]
+  uint32_t* starts = nullptr;  // [num_ids]
+  uint32_t* unique = nullptr;
 };
 
 struct LookupArgs {
@@ -114,7 +118,7 @@ inline constexpr int kMaxPartialLevels = 6;
 // Sums of full chunks of equal rows: level l of chunks of 32^(l+1) keys. A chunk whose first key is p has place
 // p / 32^(l+1): full chunks never share one.
 struct PartialSums {
-  float* sums = nullptr;        // [places, stride]
+  void* sums = nullptr;         // [places, stride]; float, double for float64 tables
   uint32_t* sampled = nullptr;  // [places]: whether any key of the chunk was
   int64_t stride = 0;
   int64_t begin[kMaxPartialLevels] = {};     // first place of a level, which has num_ids / 32^(l+1) + 1
@@ -132,9 +136,9 @@ struct UpdateArgs {
   BatchView batch;
   bool unpooled = false;
   const uint64_t* keys = nullptr;  // sorted
-  const float* grad = nullptr;     // [batch, grad_stride]
+  const void* grad = nullptr;      // [batch, grad_stride]; float, double for float64 tables
   int64_t grad_stride = 0;
-  int64_t grad_size = 0;  // numbers
+  int64_t grad_size = 0;  // numbers that must be finite
   float grad_scale = 1.0F;
   Optimizer optimizer = Optimizer::kNone;
   const uint32_t* starts = nullptr;  // [num_ids]: where the keys of each unique row begin
@@ -142,6 +146,17 @@ struct UpdateArgs {
   uint32_t* sampled = nullptr;       // [num_ids]: whether a unique row was
   PartialSums partial;
   TouchedArea* touched = nullptr;  // of snapshots, if there is memory for any
+  bool wide = false;               // float64 tables
+  int64_t only_table = -1;         // rows of others are left alone; -1: of all tables
+  uint32_t steps = 1;              // that are counted at the end
+};
+
+// Optimizer::kNone: unique rows of one table (update.only_table) and their summed gradients, instead of an update.
+struct GradientArgs {
+  UpdateArgs update;
+  int64_t* rows = nullptr;   // [num_ids], local, ascending; the first `count` are written
+  void* values = nullptr;    // [num_ids, dim]; float, double for float64 tables
+  int64_t* count = nullptr;  // their number
 };
 
 struct WeightGradArgs {

@@ -213,6 +213,7 @@ class CudaDevice final : public Device {
   void enter_sampled(const UpdateArgs& args, Stream stream) override {
     launch(launch_enter_sampled, args, stream, "enter sampled");
   }
+  void gradient(const GradientArgs& args, Stream stream) override { launch(launch_gradient, args, stream, "gradient"); }
 
  private:
   template <typename Args>

@@ -30,7 +30,11 @@ __global__ void __launch_bounds__(kThreads) weight_grad_double(WeightGradArgs ar
   weight_grad_body<double>(Group(), args);
 }
 
-__global__ void __launch_bounds__(kThreads) update_partial_sums(UpdateArgs args) { partial_body(Group(), args); }
+__global__ void __launch_bounds__(kThreads) update_partial_sums(UpdateArgs args) { partial_body<float>(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) partial_sums_double(UpdateArgs args) {
+  partial_body<double>(Group(), args);
+}
 
 template <Optimizer kOptimizer>
 __global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args) {
@@ -38,6 +42,10 @@ __global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args
 }
 
 __global__ void __launch_bounds__(kThreads) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) gradient_float(GradientArgs args) { gradient_body<float>(Group(), args); }
+
+__global__ void __launch_bounds__(kThreads) gradient_double(GradientArgs args) { gradient_body<double>(Group(), args); }
 
 __global__ void __launch_bounds__(kThreads) row_steps(RowArgs args) { row_step_body(Group(), args); }
 
@@ -90,7 +98,8 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, const Launch& launch)
 }
 
 cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch) {
-  return run(update_partial_sums, args, args.num_ids / kSumFanout + args.grad_size / (kLanes * 16) + 1, launch);
+  return run(args.wide ? partial_sums_double : update_partial_sums, args,
+             args.num_ids / kSumFanout + args.grad_size / (kLanes * 16) + 1, launch);
 }
 
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
@@ -113,6 +122,10 @@ cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
 
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch) {
   return run(enter_rows, args, args.num_ids, launch);
+}
+
+cudaError_t launch_gradient(const GradientArgs& args, const Launch& launch) {
+  return run(args.update.wide ? gradient_double : gradient_float, args, args.update.num_ids, launch);
 }
 
 cudaError_t launch_rows(const RowArgs& args, int64_t items, const Launch& launch) {

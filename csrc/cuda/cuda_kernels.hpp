@@ -27,6 +27,7 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, const Launch& launch)
 cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch);
+cudaError_t launch_gradient(const GradientArgs& args, const Launch& launch);
 // `items`: groups that there is work for.
 cudaError_t launch_rows(const RowArgs& args, int64_t items, const Launch& launch);
 cudaError_t launch_snapshot(const SnapshotArgs& args, int64_t items, const Launch& launch);

@@ -68,6 +68,8 @@ class Device {
   virtual void partial_sums(const UpdateArgs& args, Stream stream) = 0;
   virtual void update(const UpdateArgs& args, Stream stream) = 0;
   virtual void enter_sampled(const UpdateArgs& args, Stream stream) = 0;
+  // In place of update, between partial_sums and enter_sampled.
+  virtual void gradient(const GradientArgs& args, Stream stream) = 0;
 };
 
 }  // namespace cpr::cuda

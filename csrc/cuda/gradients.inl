@@ -20,25 +20,25 @@ CPR_BODY int64_t table_of_row(const UpdateArgs& a, int64_t number) {
 }
 
 // Adds the gradient that the id of `key` has, or begins the sum with it.
-template <int kBlocks, int kWidth>
+template <int kBlocks, int kWidth, typename T>
 CPR_BODY void add_occurrence(const UpdateArgs& a, const TableView& t, uint64_t key, bool first, int lane,
-                             int64_t column, Tile<float, kBlocks * kWidth>* sum) {
+                             int64_t column, Tile<T, kBlocks * kWidth>* sum) {
   const int64_t position = static_cast<int64_t>(key & kPositionMask);
   const int64_t bag = a.batch.bag_of == nullptr ? position : a.batch.bag_of[position];
   const int64_t feature =
       a.unpooled ? 0 : static_cast<uint32_t>(bag) / static_cast<uint32_t>(a.batch_size);  // both are below 2^31
   const int64_t at = (bag - feature * a.batch_size) * a.grad_stride + a.features[feature].column;
-  Tile<float, kBlocks * kWidth> g{};
-  read_tile<kWidth, kBlocks>(a.grad + at, lane, column, t.dim, &g);
+  Tile<T, kBlocks * kWidth> g{};
+  read_tile<kWidth, kBlocks>(static_cast<const T*>(a.grad) + at, lane, column, t.dim, &g);
   if (t.pooling == Pooling::kMax) {
     Tile<uint32_t, kBlocks * kWidth> where{};
     read_tile<kWidth, kBlocks>(a.batch.argmax + at, lane, column, t.dim, &where);
     CPR_UNROLL
     for (int j = 0; j < kBlocks * kWidth; ++j)
-      g.at[j] = where.at[j] == static_cast<uint32_t>(position) ? g.at[j] : 0.0F;
+      g.at[j] = where.at[j] == static_cast<uint32_t>(position) ? g.at[j] : T{0};
   } else if (a.batch.weights != nullptr || t.pooling == Pooling::kMean) {
-    const float scale = a.batch.weights != nullptr ? static_cast<const float*>(a.batch.weights)[position]
-                                                   : 1.0F / static_cast<float>(a.batch.bag_length[bag]);
+    const T scale = a.batch.weights != nullptr ? static_cast<const T*>(a.batch.weights)[position]
+                                               : T{1} / static_cast<T>(a.batch.bag_length[bag]);
     CPR_UNROLL
     for (int j = 0; j < kBlocks * kWidth; ++j) g.at[j] = g.at[j] * scale;
   }
@@ -46,27 +46,27 @@ CPR_BODY void add_occurrence(const UpdateArgs& a, const TableView& t, uint64_t k
   for (int j = 0; j < kBlocks * kWidth; ++j) sum->at[j] = first ? g.at[j] : sum->at[j] + g.at[j];
 }
 
-template <int kBlocks, int kWidth>
-CPR_BODY void add_tile(const Tile<float, kBlocks * kWidth>& x, bool first, Tile<float, kBlocks * kWidth>* sum) {
+template <int kBlocks, int kWidth, typename T>
+CPR_BODY void add_tile(const Tile<T, kBlocks * kWidth>& x, bool first, Tile<T, kBlocks * kWidth>* sum) {
   CPR_UNROLL
   for (int j = 0; j < kBlocks * kWidth; ++j) sum->at[j] = first ? x.at[j] : sum->at[j] + x.at[j];
 }
 
 // Sum of the full chunk with place `place` of `level`.
-template <int kBlocks, int kWidth>
+template <int kBlocks, int kWidth, typename T>
 CPR_BODY void add_chunk(const UpdateArgs& a, const TableView& t, int level, int64_t place, bool first, int lane,
-                        int64_t column, Tile<float, kBlocks * kWidth>* sum) {
-  const float* chunk = a.partial.sums + (a.partial.begin[level] + place) * a.partial.stride;
-  Tile<float, kBlocks * kWidth> x{};
+                        int64_t column, Tile<T, kBlocks * kWidth>* sum) {
+  const T* chunk = static_cast<const T*>(a.partial.sums) + (a.partial.begin[level] + place) * a.partial.stride;
+  Tile<T, kBlocks * kWidth> x{};
   read_tile<kWidth, kBlocks>(chunk, lane, column, t.dim, &x);
   add_tile<kBlocks, kWidth>(x, first, sum);
 }
 
 // The ordered sum of `count` >= 1 keys from `start` on, those of one row. From the lowest level up: the items that are
 // in no full chunk, then what was left of the level below, make up the level's open chunk.
-template <int kBlocks, int kWidth>
+template <int kBlocks, int kWidth, typename T>
 CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, int64_t count, int lane, int64_t column,
-                      Tile<float, kBlocks * kWidth>* sum) {
+                      Tile<T, kBlocks * kWidth>* sum) {
   bool left = false;  // `sum` has a chunk that isn't full, of the level below
   int64_t size = 1;   // keys of an item
   CPR_ROLLED
@@ -74,7 +74,7 @@ CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, in
     const int64_t items = count / size;
     const int64_t chunks = items / kSumFanout;
     if (chunks > 0 && items == chunks * kSumFanout && !left) continue;
-    Tile<float, kBlocks * kWidth> open{};
+    Tile<T, kBlocks * kWidth> open{};
     CPR_ROLLED
     for (int64_t i = chunks * kSumFanout; i < items; ++i) {
       const bool first = i == chunks * kSumFanout;
@@ -125,14 +125,14 @@ CPR_BODY int64_t run_begin(const UpdateArgs& a, int64_t number, int64_t at) {
 }
 
 // Writes the sum of a full chunk of `level`, whose first key is `first`.
-template <typename G>
+template <typename T, typename G>
 CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, int level, int64_t first, int64_t size) {
   const int64_t place = a.partial.begin[level] + first / (size * kSumFanout);
-  float* out = a.partial.sums + place * a.partial.stride;
+  T* out = static_cast<T*>(a.partial.sums) + place * a.partial.stride;
   typename G::template PerLane<bool> sampled;
   g.each([&](int lane) {
     for (int64_t column = 0; column < t.dim; column += kTileColumns) {
-      Tile<float, kTileBlocks * G::kWidth> sum{};
+      Tile<T, kTileBlocks * G::kWidth> sum{};
       for (int64_t i = 0; i < kSumFanout; ++i) {
         if (level == 0) {
           add_occurrence<kTileBlocks, G::kWidth>(a, t, a.keys[first + i], i == 0, lane, column, &sum);
@@ -161,7 +161,7 @@ CPR_BODY bool is_full(const UpdateArgs& a, int64_t number, int64_t first, int64_
 
 // The chunk that begins among the 32 keys of a window, if it is full; then, if it was the last of 32, the chunk of
 // these, and so on: whoever comes last has all others' sums before it.
-template <typename G>
+template <typename T, typename G>
 CPR_BODY void sum_window(const G& g, const UpdateArgs& a, int64_t window) {
   const int64_t begin = window * kSumFanout;
   const int64_t last = begin + kSumFanout - 1;
@@ -172,11 +172,12 @@ CPR_BODY void sum_window(const G& g, const UpdateArgs& a, int64_t window) {
   const int64_t start = run_begin(a, number, last);
   int64_t first = start >= begin ? start : start + (begin - start + kSumFanout - 1) / kSumFanout * kSumFanout;
   if (!is_full(a, number, first, kSumFanout)) return;
-  const TableRecord& table = a.tables[table_of_row(a, number)];
-  if (table.frozen != 0) return;
+  const int64_t index = table_of_row(a, number);
+  const TableRecord& table = a.tables[index];
+  if (table.frozen != 0 || (a.only_table >= 0 && index != a.only_table)) return;
   int64_t size = 1;
   for (int level = 0; level < a.partial.levels; ++level) {
-    write_chunk(g, a, table.view, level, first, size);
+    write_chunk<T>(g, a, table.view, level, first, size);
     size *= kSumFanout;
     const int64_t above = size * kSumFanout;
     first = start + (first - start) / above * above;
@@ -193,14 +194,14 @@ CPR_BODY void sum_window(const G& g, const UpdateArgs& a, int64_t window) {
 }
 
 // Beside it: whether the gradient is finite, and what Adam divides by in this step.
-template <typename G>
+template <typename T, typename G>
 CPR_BODY void partial_body(const G& g, const UpdateArgs& a) {
   if (a.state->failed != 0) return;
   const int64_t lanes = g.count() * G::kLanes;
   g.each([&](int lane) {
     bool bad = false;
     for (int64_t i = g.index() * G::kLanes + lane; i < a.grad_size; i += lanes) {
-      bad = bad || (bits_of_float(a.grad[i]) & 0x7f800000U) == 0x7f800000U;
+      bad = bad || (bits_of_float(static_cast<const float*>(a.grad)[i]) & 0x7f800000U) == 0x7f800000U;
     }
     if (bad) store_relaxed(&a.state->not_finite, 1);
     if (g.index() != 0 || lane != 0) return;
@@ -209,5 +210,5 @@ CPR_BODY void partial_body(const G& g, const UpdateArgs& a) {
     a.state->correction2 = adam_correction(a.state->settings.wide_beta2, t);
   });
   const int64_t windows = a.num_ids / kSumFanout;
-  for (int64_t window = g.index(); window < windows; window += g.count()) sum_window(g, a, window);
+  for (int64_t window = g.index(); window < windows; window += g.count()) sum_window<T>(g, a, window);
 }

@@ -117,6 +117,9 @@ class HostDevice final : public Device {
   void enter_sampled(const UpdateArgs& args, Stream stream) override {
     launch(kernels_.enter_sampled, args, args.num_ids, stream);
   }
+  void gradient(const GradientArgs& args, Stream stream) override {
+    launch(kernels_.gradient, args, args.update.num_ids, stream);
+  }
 
  private:
   template <typename Args>

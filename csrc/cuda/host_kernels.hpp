@@ -18,6 +18,7 @@ struct HostKernels {
   void (*partial_sums)(const UpdateArgs& args, const Order& order);
   void (*update)(const UpdateArgs& args, const Order& order);
   void (*enter_sampled)(const UpdateArgs& args, const Order& order);
+  void (*gradient)(const GradientArgs& args, const Order& order);
   void (*rows)(const RowArgs& args, const Order& order);
   void (*snapshot)(const SnapshotArgs& args, const Order& order);
 };

@@ -41,7 +41,11 @@ void run_weight_grad(const WeightGradArgs& args, const HostKernels::Order& order
 
 template <int kLanes>
 void run_partial_sums(const UpdateArgs& args, const HostKernels::Order& order) {
-  run<kLanes>(args, order, [](const auto& g, const auto& a) { partial_body(g, a); });
+  if (args.wide) {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { partial_body<double>(g, a); });
+  } else {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { partial_body<float>(g, a); });
+  }
 }
 
 template <int kLanes, Optimizer kOptimizer>
@@ -73,6 +77,15 @@ void run_enter_sampled(const UpdateArgs& args, const HostKernels::Order& order) 
 }
 
 template <int kLanes>
+void run_gradient(const GradientArgs& args, const HostKernels::Order& order) {
+  if (args.update.wide) {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { gradient_body<double>(g, a); });
+  } else {
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { gradient_body<float>(g, a); });
+  }
+}
+
+template <int kLanes>
 void run_rows(const RowArgs& args, const HostKernels::Order& order) {
   run<kLanes>(args, order, [](const auto& g, const auto& a) { row_step_body(g, a); });
 }
@@ -86,9 +99,9 @@ void run_snapshot(const SnapshotArgs& args, const HostKernels::Order& order) {
 
 template <int kLanes>
 const HostKernels& host_kernels() {
-  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>,  run_weight_grad<kLanes>,
-                                      run_partial_sums<kLanes>, run_update<kLanes>,  run_enter_sampled<kLanes>,
-                                      run_rows<kLanes>,         run_snapshot<kLanes>};
+  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>, run_weight_grad<kLanes>,
+                                      run_partial_sums<kLanes>, run_update<kLanes>, run_enter_sampled<kLanes>,
+                                      run_gradient<kLanes>,     run_rows<kLanes>,   run_snapshot<kLanes>};
   return kernels;
 }
 

@@ -13,6 +13,7 @@
 #include "cuda/update.inl"
 
 #include "cuda/enter.inl"
+#include "cuda/gradient.inl"
 
 #include "cuda/row_steps.inl"
 #include "cuda/snapshot.inl"

@@ -18,6 +18,7 @@ struct DeviceBatch {
   std::shared_ptr<void> owner;
   cuda::BatchView view;
   bool consumed = false;  // by update
+  bool sorted = false;    // by the first gradient
 };
 
 }  // namespace cpr

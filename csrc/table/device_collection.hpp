@@ -84,6 +84,13 @@ class DeviceCollection {
   void update(DeviceBatch* batch, const float* grad, float grad_scale, const std::vector<bool>& frozen, void* memory,
               cuda::Stream stream);
 
+  // For optimizer kNone: unique local rows of one table, ascending, and their summed gradients, as Collection's, all in
+  // memory of the device with room for as many as the batch has ids; `count`: their number. Tracks them. `memory`:
+  // gradient_bytes of workspace.
+  int64_t gradient_bytes(int64_t num_ids) const;
+  void gradient(DeviceBatch* batch, const void* grad, int64_t table, int64_t* rows, void* values, int64_t* count,
+                void* memory, cuda::Stream stream);
+
   // Raises what a bad id or offset left, and forgets it; `call`: who asks. Waits for the stream only if there is one.
   void raise_errors(const char* call, cuda::Stream stream);
   void synchronize(cuda::Stream stream);
@@ -157,6 +164,8 @@ class DeviceCollection {
   cuda::DeviceState read_state(cuda::Stream stream);
   cuda::BatchView place_batch(int64_t num_ids, int64_t batch_size, bool weighted, void* memory, int64_t* bytes) const;
   Workspace place_workspace(int64_t num_ids, void* memory) const;
+  int64_t place_gradient(int64_t num_ids, void* memory, cuda::UpdateArgs* args, void** seam) const;
+  void sort_batch(DeviceBatch* batch, void* seam, cuda::Stream stream);
   void check_batch(const DeviceBatch& batch, const char* call) const;
   void freeze(const std::vector<bool>& frozen, cuda::Stream stream);
   int row_bits() const;

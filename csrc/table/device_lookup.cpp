@@ -22,6 +22,11 @@ cuda::BatchView DeviceCollection::place_batch(int64_t num_ids, int64_t batch_siz
     view.weights = layout_.wide ? places.take<double>(num_ids) : static_cast<void*>(places.take<float>(num_ids));
   view.num_arrived = num_ids / (kSumFanout * kSumFanout) * 2 + cuda::kMaxPartialLevels;
   view.arrived = places.take<uint32_t>(view.num_arrived);
+  if (optimizer_.kind == Optimizer::kNone) {
+    view.sorted = places.take<uint64_t>(num_ids);
+    view.starts = places.take<uint32_t>(num_ids);
+    view.unique = places.take<uint32_t>(1);
+  }
   *bytes = places.bytes();
   return view;
 }

@@ -11,28 +11,6 @@
 
 namespace cpr {
 
-namespace {
-
-// Room for the sums of full chunks among `num_ids` keys.
-cuda::PartialSums place_sums(int64_t num_ids, int64_t stride, Places* places) {
-  cuda::PartialSums sums;
-  sums.stride = (stride + 3) / 4 * 4;
-  int64_t total = 0;
-  int64_t counters = 0;
-  for (int64_t size = kSumFanout; size <= num_ids && sums.levels < cuda::kMaxPartialLevels; size *= kSumFanout) {
-    sums.begin[sums.levels] = total;
-    total += num_ids / size + 1;
-    sums.counters[sums.levels] = counters;
-    counters += num_ids / (size * kSumFanout) + 1;
-    ++sums.levels;
-  }
-  sums.sums = places->take<float>(total * sums.stride);
-  sums.sampled = places->take<uint32_t>(total);
-  return sums;
-}
-
-}  // namespace
-
 // What an update needs beside its batch.
 struct DeviceCollection::Workspace {
   uint64_t* keys = nullptr;
@@ -51,7 +29,7 @@ DeviceCollection::Workspace DeviceCollection::place_workspace(int64_t num_ids, v
   workspace.starts = places.take<uint32_t>(num_ids);
   workspace.unique = places.take<uint32_t>(1);
   workspace.sampled = places.take<uint32_t>(num_ids);
-  workspace.sums = place_sums(num_ids, layout_.max_dim, &places);
+  workspace.sums = place_sums<float>(num_ids, layout_.max_dim, &places);
   workspace.seam = places.take<char>(static_cast<int64_t>(device_->seam_bytes(num_ids)));
   workspace.bytes = places.bytes();
   return workspace;
