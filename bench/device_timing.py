@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -102,8 +106,8 @@ class Replay:
             self._graph.replay()
 
 
-def kernels_of(timer: Timer, replay: Replay, repeats: int = 4) -> int | None:
-    """Return how many kernels a replay runs, as CUPTI sees them; None on the host, which has none.
+def kernels_of(timer: Timer, replay: Replay, repeats: int = 4) -> list[str] | None:
+    """Return the names of the kernels that a replay runs, as CUPTI sees them; None on the host: it has none.
 
     Raises RuntimeError where the profiler sees none, or another number every time.
     """
@@ -114,13 +118,18 @@ def kernels_of(timer: Timer, replay: Replay, repeats: int = 4) -> int | None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             replay()
             timer.synchronize()
-        seen.append(sum(is_kernel(event) for event in profile.events()))
-    if seen[-1] == 0 or seen[-1] != seen[-2]:  # the first profiles of a process may miss some
-        raise RuntimeError(f"kernels of a replay: the profiler saw {seen}")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            profile.export_chrome_trace(str(path))
+            seen.append(kernels_in(json.loads(path.read_text(encoding="utf-8"))))
+    numbers = [len(names) for names in seen]
+    if numbers[-1] == 0 or numbers[-1] != numbers[-2]:  # the first profiles of a process may miss some
+        raise RuntimeError(f"kernels of a replay: the profiler saw {numbers}")
     return seen[-1]
 
 
-def is_kernel(event: Any) -> bool:
-    """Whether an event of a profile is a kernel: not a copy, a fill, or something of the host."""
-    on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
-    return on_gpu and not event.name.startswith(("Memcpy", "Memset"))
+def kernels_in(trace: dict[str, Any]) -> list[str]:
+    """The kernels of a profile, no copies and fills, without namespaces, template arguments, parameters."""
+    names = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    plain = [name.replace("(anonymous namespace)::", "").removeprefix("void ") for name in names]
+    return [re.split(r"[<(]", name)[0].split("::")[-1] for name in plain]
