@@ -58,7 +58,7 @@ symbols: $(VENV)/test.stamp  ## the kernels' objects: nothing that the linker co
 cuda-code: $(VENV)/test.stamp  ## the compiled CUDA kernels: spills, width of loads, no fused arithmetic, occupancy
 	$(BIN)/python tests/cuda_code.py build/cp[0-9]* $(ARGS)
 
-# With a GPU, under 6 minutes: builds with the torch, nvcc and tools of PYTHON, whatever their versions; nothing is fetched.
+# With a GPU, under 6 minutes: builds with the torch, nvcc and tools of PYTHON; nothing is fetched. ARGS="--seconds 300": less time.
 cuda-check:  ## on a machine with a GPU: build, tests on the device, memcheck, benchmarks; writes build/cuda/check.json
 	$(PYTHON) tests/cuda_check.py $(ARGS)
 
