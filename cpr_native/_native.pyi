@@ -542,8 +542,14 @@ class DeviceCollection:
     def record_bytes(self) -> int: ...
     def bind_records(self, memory: TensorRef, owner: Any, stream: int = 0) -> None:
         """Name `record_bytes` of memory for what kernels know of the tables, and write it."""
-    def initialise(self, stream: int = 0) -> None:
-        """Write the initial rows, state and trackers of all tables, those of `Collection`."""
+    def initialise(self, stream: int = 0, *, weights: bool = True) -> None:
+        """Write the initial rows, state and trackers of all tables, those of `Collection`; without `weights`
+        the rows stay as they are.
+        """
+    def bind_weight(self, table: int, weight: TensorRef, owner: Any, stream: int = 0) -> None:
+        """`Collection.bind_weight`, in memory of the device, after `bind_snapshot`; the old memory may go
+        when the work given to `stream` before has ended.
+        """
     def set_optimizer(
         self,
         *,

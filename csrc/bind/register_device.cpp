@@ -52,17 +52,23 @@ py::dict needs(const DeviceCollection& c, int64_t table) {
   return bytes;
 }
 
-void bind(DeviceCollection& c, int64_t table, const TensorRef& weight, const std::vector<TensorRef>& arrays,
-          const TensorRef& metadata, const TensorRef& slots, const TensorRef& claims, const py::object& owner) {
-  const DeviceNeeds needs = c.needs(checked_table(c, table));
-  const TableSpec& spec = c.spec(table);
+// Memory for the rows of a table; bfloat16 also as its bit patterns.
+void* checked_weight(const DeviceCollection& c, int64_t table, const TensorRef& weight) {
+  const TableSpec& spec = c.spec(checked_table(c, table));
   check_shape(weight, "weight", {spec.num_embeddings, spec.embedding_dim});
   require(weight.dtype == dtype_name(spec.dtype) || (spec.dtype == DType::kBFloat16 && weight.dtype == "uint16"),
           std::string("weight: expected dtype ") + dtype_name(spec.dtype) + ", got " + weight.dtype);
+  return checked_memory(weight, "weight", c.needs(table).weight);
+}
+
+void bind(DeviceCollection& c, int64_t table, const TensorRef& weight, const std::vector<TensorRef>& arrays,
+          const TensorRef& metadata, const TensorRef& slots, const TensorRef& claims, const py::object& owner) {
+  const DeviceNeeds needs = c.needs(checked_table(c, table));
+  void* rows = checked_weight(c, table, weight);
   require(static_cast<int>(arrays.size()) == needs.arrays,
           "arrays: expected " + std::to_string(needs.arrays) + ", got " + std::to_string(arrays.size()));
   DeviceMemory memory;
-  memory.weight = checked_memory(weight, "weight", needs.weight);
+  memory.weight = rows;
   for (const TensorRef& array : arrays) {
     memory.arrays.push_back(static_cast<float*>(checked_memory(array, "arrays", needs.array)));
   }
@@ -70,6 +76,13 @@ void bind(DeviceCollection& c, int64_t table, const TensorRef& weight, const std
   memory.slots = static_cast<uint32_t*>(checked_memory(slots, "slots", needs.slots));
   memory.claims = static_cast<uint32_t*>(checked_memory(claims, "claims", needs.slots));
   c.bind(table, memory, owner_of(owner));
+}
+
+void bind_weight(DeviceCollection& c, int64_t table, const TensorRef& weight, const py::object& owner, Stream stream) {
+  void* rows = checked_weight(c, table, weight);
+  std::shared_ptr<void> held = owner_of(owner);
+  py::gil_scoped_release release;
+  c.bind_weight(table, rows, std::move(held), stream);
 }
 
 InputShape input_shape(const DeviceCollection& c) {
@@ -180,7 +193,10 @@ void define_collection(py::class_<DeviceCollection>& c) {
         self.bind_records(checked_memory(memory, "memory", self.record_bytes()), owner_of(owner), stream);
       },
       py::arg("memory"), py::arg("owner"), py::arg("stream") = 0);
-  c.def("initialise", &DeviceCollection::initialise, py::arg("stream") = 0, without_gil);
+  c.def(
+      "initialise", [](DeviceCollection& self, Stream stream, bool weights) { self.initialise(weights, stream); },
+      py::arg("stream") = 0, py::kw_only(), py::arg("weights") = true, without_gil);
+  c.def("bind_weight", &bind_weight, py::arg("table"), py::arg("weight"), py::arg("owner"), py::arg("stream") = 0);
   c.def("set_optimizer", &set_optimizer, py::kw_only(), py::arg("stream") = 0, py::arg("learning_rate") = py::none(),
         py::arg("eps") = py::none(), py::arg("beta1") = py::none(), py::arg("beta2") = py::none(),
         py::arg("weight_decay") = py::none());

@@ -70,6 +70,7 @@ DeviceCollection::DeviceCollection(std::vector<TableSpec> tables, std::vector<in
       device_(std::move(device)),
       sample_key_(hash2(seed, 0x53U)),
       owners_(specs_.size()),
+      weight_owners_(specs_.size()),
       failed_(device_->pinned(sizeof(uint32_t))) {
   check_total(specs_);
   int64_t first_row = 0;
@@ -94,6 +95,7 @@ DeviceNeeds DeviceCollection::needs(int64_t index) const {
 void DeviceCollection::bind(int64_t index, const DeviceMemory& memory, std::shared_ptr<void> owner) {
   cuda::TableRecord& record = tables_.at(static_cast<size_t>(index));
   record.view.weight = memory.weight;
+  weight_owners_.at(static_cast<size_t>(index)) = nullptr;
   record.view.meta = memory.metadata;
   for (int a = 0; a < record.view.num_arrays; ++a) {
     record.view.arrays[a].data = memory.arrays.at(static_cast<size_t>(a));
@@ -143,13 +145,25 @@ void DeviceCollection::check_ready(const char* call) const {
   }
 }
 
-void DeviceCollection::initialise(cuda::Stream stream) {
+void DeviceCollection::initialise(bool weights, cuda::Stream stream) {
   check_ready("initialise");
   for (int64_t t = 0; t < num_tables(); ++t) {
     const cuda::TableRecord& record = tables_[static_cast<size_t>(t)];
-    device_->initialise(
-        {record.view, record.key, spec(t).init_min, spec(t).init_max, optimizer_.initial_state, record.claims}, stream);
+    TableView view = record.view;
+    if (!weights) view.dim = 0;  // no element of a row is written
+    device_->initialise({view, record.key, spec(t).init_min, spec(t).init_max, optimizer_.initial_state, record.claims},
+                        stream);
   }
+}
+
+void DeviceCollection::bind_weight(int64_t index, void* weight, std::shared_ptr<void> owner, cuda::Stream stream) {
+  mark_all_dirty(index, stream);  // fails a snapshot that would go on reading
+  std::shared_ptr<void>& held = weight_owners_.at(static_cast<size_t>(index));
+  const std::shared_ptr<void> old = std::exchange(held, std::move(owner));  // let go after the lock: it may be Python's
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TableView& view = tables_.at(static_cast<size_t>(index)).view;
+  view.weight = weight;  // alone: the rest of the record may have changed on the device
+  device_->upload(&device_tables()[index].view.weight, &view.weight, sizeof view.weight, stream);
 }
 
 void DeviceCollection::set_optimizer(const OptimizerSpec& optimizer, cuda::Stream stream) {

@@ -59,8 +59,10 @@ class DeviceCollection {
   // Device memory for the tables' views, state and settings. Bound before bind; its first contents are written then.
   int64_t record_bytes() const;
   void bind_records(void* memory, std::shared_ptr<void> owner, cuda::Stream stream);
-  // Initial rows, state and trackers of all tables: those of Collection.
-  void initialise(cuda::Stream stream);
+  // Initial state and trackers of all tables, with `weights` rows too: those of Collection.
+  void initialise(bool weights, cuda::Stream stream);
+  // As Collection's, in memory of the device; before it returns only the stream still uses the old memory.
+  void bind_weight(int64_t table, void* weight, std::shared_ptr<void> owner, cuda::Stream stream);
 
   // All but the kind and the initial state may be changed between updates.
   void set_optimizer(const OptimizerSpec& optimizer, cuda::Stream stream);
@@ -179,6 +181,7 @@ class DeviceCollection {
   const uint64_t sample_key_;
   std::vector<cuda::TableRecord> tables_;  // as on the device
   std::vector<std::shared_ptr<void>> owners_;
+  std::vector<std::shared_ptr<void>> weight_owners_;  // of weights that bind_weight named
   void* records_ = nullptr;
   std::shared_ptr<void> records_owner_;
   const std::shared_ptr<void> failed_;  // uint32_t, pinned

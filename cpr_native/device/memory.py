@@ -1,0 +1,131 @@
+"""The device memory of one engine: tables, records and staging, allocated by torch and bound by address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cpr_native._tensor import describe
+from cpr_native.device.place import Place, describe_on
+
+if TYPE_CHECKING:
+    from cpr_native._native import DeviceCollection, TableSpec, TensorRef
+
+
+@dataclass(kw_only=True)
+class TableMemory:
+    """What a table lies in. `weight`: [num_embeddings, embedding_dim] of its dtype; the rest are bytes.
+
+    `rest`: optimizer state, metadata, slots of the sampled list and claims on them.
+    """
+
+    weight: Tensor
+    rest: list[Tensor]
+
+
+def empty_rows(spec: TableSpec, place: Place, *, host_memory: bool) -> Tensor:
+    """Allocate the rows of a table, not initialised; see `EngineMemory` for `host_memory`."""
+    shape = (spec.num_embeddings, spec.embedding_dim)
+    dtype = getattr(torch, spec.dtype)
+    with torch.inference_mode(False):
+        if host_memory:
+            return torch.empty(shape, dtype=dtype, pin_memory=place.torch_device.type == "cuda")
+        return torch.empty(shape, dtype=dtype, device=place.torch_device)
+
+
+def _empty(nbytes: int, place: Place, *, host_memory: bool) -> Tensor:
+    if host_memory and place.torch_device.type == "cuda":
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return place.empty(nbytes)
+
+
+class EngineMemory:
+    """Allocates what a native collection needs and binds it; lives as long as that, which never leads back.
+
+    `weights`: the rows of each table, to be used as they are; None: they get their initial values.
+    `host_memory`: rows and optimizer state lie in pinned memory of the host, which the device reads and
+    writes where it lies; otherwise all of it is memory of the device.
+    """
+
+    def __init__(
+        self,
+        native: DeviceCollection,
+        place: Place,
+        *,
+        weights: Sequence[Tensor] | None,
+        host_memory: bool,
+        max_staging_bytes: int,
+        stream: int,
+    ) -> None:
+        self._place = place
+        self._host_memory = host_memory
+        self.tables: list[TableMemory] = []
+        self._needs = [native.needs(table) for table in range(len(native.tables))]
+        # What the native collection keeps alive: one list a table, whose first is the weight.
+        self._owners: list[list[Any]] = []
+        staging_bytes = native.snapshot_bytes(max_staging_bytes)  # refuses too few before all else
+        for table, spec in enumerate(native.tables):
+            given = None if weights is None else weights[table].detach()
+            weight = empty_rows(spec, place, host_memory=host_memory) if given is None else given
+            self._bind(native, table, weight)
+        self._records = place.empty(native.record_bytes)
+        native.bind_records(describe_on(place, self._records), self._records, stream)
+        native.initialise(stream, weights=weights is None)
+        self._staging = place.empty(staging_bytes)
+        native.bind_snapshot(describe_on(place, self._staging), max_staging_bytes, self._staging, stream)
+
+    def _bind(self, native: DeviceCollection, table: int, weight: Tensor) -> None:
+        place, needs = self._place, self._needs[table]
+        arrays = [_empty(size, place, host_memory=self._host_memory) for size in needs["arrays"]]
+        others = [place.empty(needs[name]) for name in ("metadata", "slots", "claims")]
+        owner = [weight, *arrays, *others]
+        native.bind(
+            table,
+            self.describe_weight(weight),
+            [self._describe(array) for array in arrays],
+            *(describe_on(place, tensor) for tensor in others),
+            owner,
+        )
+        self._owners.append(owner)
+        self.tables.append(TableMemory(weight=weight, rest=[*arrays, *others]))
+
+    def describe_weight(self, weight: Tensor) -> TensorRef:
+        """Return the memory of rows: pinned memory of the host counts as the device's.
+
+        Raises ValueError: on another device, or not contiguous.
+        """
+        return self._describe(weight)
+
+    def _describe(self, tensor: Tensor) -> TensorRef:
+        on_gpu = self._place.torch_device.type == "cuda"
+        if on_gpu and tensor.device.type == "cpu" and tensor.is_pinned():
+            return describe(tensor)
+        return describe_on(self._place, tensor)
+
+    def replace_weight(self, table: int, weight: Tensor) -> None:
+        """Let go of the old rows of a table, after the native collection was given `weight`."""
+        self.tables[table].weight = weight
+        self._owners[table][0] = None
+
+    def device_tensors(self) -> list[Tensor]:
+        """Return all of it that is memory of the device."""
+        tables = [tensor for table in self.tables for tensor in (table.weight, *table.rest)]
+        return [x for x in (*tables, self._records, self._staging) if x.device == self._place.torch_device]
+
+    def sizes(self) -> dict[str, int]:
+        """Return bytes: `weight`, `state`, `metadata`, `ssu` (slots and claims), `staging` (all of it)."""
+
+        def total(name: str) -> int:
+            return sum(needs[name] for needs in self._needs)
+
+        return {
+            "weight": total("weight"),
+            "state": sum(sum(needs["arrays"]) for needs in self._needs),
+            "metadata": total("metadata"),
+            "ssu": total("slots") + total("claims"),
+            "staging": self._staging.numel(),
+        }
