@@ -7,24 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_memory import ON_GPU
+from device_memory import place_for_test
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpr_native import _native
 from cpr_native._native import Collection, TableSpec
 from cpr_native._tensor import describe
-from cpr_native.device import Place, describe_on, host_place, place_of
-from cpr_native.device.engine import DeviceEngine
-
-
-def some_place(lanes: int = 8, seed: int = 0) -> Place:
-    """Return a place on the host, or the GPU where the tests run on one."""
-    if ON_GPU:
-        place = place_of("cuda")
-        assert place is not None
-        return place
-    return host_place(lanes, seed)
+from cpr_native.device import DeviceEngine, Place, describe_on
 
 
 class EnginePair:
@@ -57,7 +46,7 @@ class EnginePair:
             "max_staging_bytes": 1 << 20,
             **options,
         }
-        self.place = place or some_place(lanes)
+        self.place = place or place_for_test(lanes)
         features = list(range(len(rows)))
         device_only = {name: self.options.pop(name) for name in ("weights", "host_memory") if name in options}
         self.cpu = Collection(self.specs, features, **self.options)
@@ -75,7 +64,8 @@ class EnginePair:
         bags = (len(offsets) - 1) // len(self.rows)
         outs, batches = [], []
         for engine in (self.cpu, self.device):
-            out = torch.full((bags, engine.output_dim), 3.0)
+            outer = torch.float64 if self.specs[0].dtype == "float64" else torch.float32
+            out = torch.full((bags, engine.output_dim), 3.0, dtype=outer)
             given = [torch.from_numpy(ids), torch.from_numpy(offsets), out]
             if engine is self.device:
                 given = [self.on_device(x) for x in given]
@@ -125,8 +115,3 @@ def assert_engines_equal(device: DeviceEngine, cpu: Collection, *, drift: bool =
                 np.testing.assert_array_equal(got, expected, err_msg=name)
     for name in ("step", "skipped_steps", "learning_rate", "eps", "beta1", "beta2", "weight_decay"):
         assert getattr(device, name) == getattr(cpu, name), name
-
-
-def has_host_device() -> bool:
-    """Whether there is a device to test on."""
-    return ON_GPU or hasattr(_native, "host_device")

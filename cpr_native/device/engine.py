@@ -38,7 +38,8 @@ class DeviceEngine(DeviceSettings, DeviceRows):
         tables, features, optimizer, learning_rate, eps, initial_state, beta1, beta2, weight_decay, seed: as
             `Collection` has them; no table is `external`, and all have fewer than 2^32 rows together.
         place: the device.
-        max_staging_bytes: memory for rows on their way to the host, there and on the device, kept always.
+        max_staging_bytes: memory for rows on their way to the host, there and on the device, kept always; no
+            more than the tables have use for.
         weights: the rows of each table, [num_embeddings, embedding_dim] of its dtype, to be used as they are
             (a table's rows are dirty then); None: allocated here, with initial values.
         host_memory: rows and optimizer state lie in pinned memory of the host, the rest on the device.
@@ -197,6 +198,29 @@ class DeviceEngine(DeviceSettings, DeviceRows):
             stream=self._order.stream(),
         )
         return True
+
+    def gradient(
+        self, batch: DeviceBatch, grad: TensorRef, *, table: int, threads: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `Collection.gradient`: rows int64 [u] and values [u, dim] on the device; waits for it."""
+        spec, device = self.tables[table], self._place.torch_device
+        dtype = torch.float64 if spec.dtype == "float64" else torch.float32
+        rows = torch.empty(batch.num_ids, dtype=torch.int64, device=device)
+        values = torch.empty((batch.num_ids, spec.embedding_dim), dtype=dtype, device=device)
+        count = torch.empty(1, dtype=torch.int64, device=device)
+        memory = self._place.empty(self._native.gradient_bytes(batch.num_ids))
+        self._native.gradient(
+            batch,
+            grad,
+            table=table,
+            rows=describe_on(self._place, rows),
+            values=describe_on(self._place, values),
+            count=describe_on(self._place, count),
+            memory=describe_on(self._place, memory),
+            stream=self._order.stream(),
+        )
+        unique = int(count)
+        return rows[:unique], values[:unique]
 
     def per_sample_weight_grad(
         self, batch: DeviceBatch, grad: TensorRef, out: TensorRef, *, threads: int

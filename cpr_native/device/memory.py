@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from cpr_native._native import DeviceCollection, TableSpec, TensorRef
 
 
+# A record on its way to the host: at most so many bytes beside the row and its state; a piece takes at least
+# so many rows; and the smallest part of the staging memory is one of so many.
+_RECORD_HEAD = 64
+_LEAST_ROWS = 32
+_STAGING_SHARES = 8
+
+
 @dataclass(kw_only=True)
 class TableMemory:
     """What a table lies in. `weight`: [num_embeddings, embedding_dim] of its dtype; the rest are bytes.
@@ -35,6 +42,15 @@ def empty_rows(spec: TableSpec, place: Place, *, host_memory: bool) -> Tensor:
         if host_memory:
             return torch.empty(shape, dtype=dtype, pin_memory=place.torch_device.type == "cuda")
         return torch.empty(shape, dtype=dtype, device=place.torch_device)
+
+
+def _most_staging(native: DeviceCollection) -> int:
+    """Return the staging memory, in bytes, beyond which a snapshot of the tables gains nothing."""
+    total = 0
+    for table, spec in enumerate(native.tables):
+        record = _RECORD_HEAD + 8 * spec.embedding_dim + 4 * native.state_columns(table)
+        total += record * max(spec.num_embeddings, _LEAST_ROWS)
+    return _STAGING_SHARES * total
 
 
 def _empty(nbytes: int, place: Place, *, host_memory: bool) -> Tensor:
@@ -67,6 +83,7 @@ class EngineMemory:
         self._needs = [native.needs(table) for table in range(len(native.tables))]
         # What the native collection keeps alive: one list a table, whose first is the weight.
         self._owners: list[list[Any]] = []
+        max_staging_bytes = min(max_staging_bytes, _most_staging(native))
         staging_bytes = native.snapshot_bytes(max_staging_bytes)  # refuses too few before all else
         for table, spec in enumerate(native.tables):
             given = None if weights is None else weights[table].detach()
@@ -87,7 +104,9 @@ class EngineMemory:
             table,
             self.describe_weight(weight),
             [self._describe(array) for array in arrays],
-            *(describe_on(place, tensor) for tensor in others),
+            describe_on(place, others[0]),
+            describe_on(place, others[1]),
+            describe_on(place, others[2]),
             owner,
         )
         self._owners.append(owner)

@@ -217,6 +217,7 @@ void DeviceSnapshot::take_all() {
     for (Part& part : tables_.staging->parts) poll(&part);
     go_on();
     if (!swept_ || !all_free()) continue;
+    was_over_at_step_ = true;
     status_ = Status::kComplete;
     return;
   }

@@ -137,7 +137,7 @@ class DeviceSnapshot : public SnapshotReader {
   std::string failure_;
   std::vector<int64_t> taken_;
 
-  bool was_over_at_step_ = true;
+  bool was_over_at_step_ = false;
   std::atomic<double> stall_seconds_{0.0};
 };
 
