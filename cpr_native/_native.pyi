@@ -790,15 +790,28 @@ def read_sections(
     """
 
 def load_stored_rows(
-    stored: Sequence[tuple[Collection, int, int, str, str, int, tuple[int, int, int], tuple[int, int], bool]],
+    stored: Sequence[
+        tuple[
+            Collection | tuple[DeviceCollection, int],
+            int,
+            int,
+            str,
+            str,
+            int,
+            tuple[int, int, int],
+            tuple[int, int],
+            bool,
+        ]
+    ],
     threads: int,
     system: SystemCalls | None = None,
 ) -> list[tuple[int, int, int]]:
     """Write rows from open files into tables, as `Collection.load_rows` does, by several threads.
 
-    Of each of `stored`: the collection, the table, the open file, its path, what messages call the rows,
-    their number, where their ids (int64), weight and state begin in the file (they lie as `load_rows` takes
-    them; the last counts only for a table with state), the range of the ids, and whether they end up dirty.
+    Of each of `stored`: the collection (one on a device with the stream that gets the work), the table, the
+    open file, its path, what messages call the rows, their number, where their ids (int64), weight and state
+    begin in the file (they lie as `load_rows` takes them; the last counts only for a table with state), the
+    range of the ids, and whether they end up dirty. All rows are in their tables when it returns.
     Returns the CRC-32C of ids, weight and state of each, 0 for no state. Blocks are written in any order, so
     no row may come twice. Raises IndexError for an id outside its range, OSError with the path for what
     can't be read (EIO for a file that ends before), and what `load_rows` raises; some rows may be written

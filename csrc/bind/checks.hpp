@@ -18,6 +18,11 @@ inline void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
+inline void check_threads(int threads) {
+  require(threads >= 1 && threads <= kMaxThreads,
+          "threads: expected 1.." + std::to_string(kMaxThreads) + ", got " + std::to_string(threads));
+}
+
 inline int64_t check_table(const Collection& c, int64_t table) {
   if (table < 0 || table >= c.num_tables()) {
     throw std::out_of_range("table: expected 0 <= table < " + std::to_string(c.num_tables()) + ", got " +

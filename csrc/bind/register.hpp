@@ -18,6 +18,7 @@ void register_device_rows(pybind11::class_<DeviceCollection>& c);
 void register_route(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_store(pybind11::module_& m);
+void register_stored_rows(pybind11::module_& m);
 void register_cuda(pybind11::module_& m);
 
 }  // namespace cpr

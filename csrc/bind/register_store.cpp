@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -20,11 +18,9 @@
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "core/crc32c.hpp"
-#include "core/types.hpp"
 #include "store/row_marks.hpp"
 #include "store/segment_reader.hpp"
 #include "store/segment_writer.hpp"
-#include "table/collection.hpp"
 
 namespace py = pybind11;
 
@@ -106,13 +102,6 @@ std::unique_ptr<store::SegmentFile> create_segment(const std::string& path,
 
 using SectionSpec = std::tuple<int, uint64_t, uint64_t, std::optional<TensorRef>>;
 
-void check_threads(int threads) {
-  if (threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument("threads: expected 1.." + std::to_string(kMaxThreads) + ", got " +
-                                std::to_string(threads));
-  }
-}
-
 std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int threads, const py::object& system) {
   check_threads(threads);
   std::vector<store::Section> sections;
@@ -126,72 +115,6 @@ std::vector<int64_t> read_sections(const std::vector<SectionSpec>& specs, int th
   const store::SystemPtr calls = system_of(system);
   const py::gil_scoped_release release;
   return store::read_sections(sections, threads, calls.get());
-}
-
-// Writes rows into a table whose lock is held: a run of consecutive ones is read straight to its place.
-class TableTaker : public store::RowTaker {
- public:
-  TableTaker(Collection* collection, int64_t table, bool dirty)
-      : collection_(collection), table_(table), dirty_(dirty), view_(collection->table(table).view()) {}
-
-  void* place(const int64_t* ids, int64_t n) override {
-    bool consecutive = true;
-    for (int64_t i = 1; i < n; ++i) consecutive &= ids[i] == ids[i - 1] + 1;
-    return consecutive ? weight_bytes_of(view_, ids[0] - view_.row_offset) : nullptr;
-  }
-
-  void take(const int64_t* ids, int64_t n, const void* weight, const float* state) override {
-    collection_->write_rows(table_, ids, n, weight, state, dirty_);
-  }
-
- private:
-  Collection* const collection_;
-  const int64_t table_;
-  const bool dirty_;
-  const TableView view_;
-};
-
-// Collection, table, open file, its path, whose rows, rows, offsets of ids, weight and state, range of ids, dirty.
-using StoredSpec = std::tuple<Collection*, int64_t, int, std::string, std::string, int64_t,
-                              std::tuple<uint64_t, uint64_t, uint64_t>, std::pair<int64_t, int64_t>, bool>;
-
-store::StoredRows to_stored(const StoredSpec& spec) {
-  const auto& [collection, index, fd, path, owner, rows, offsets, range, dirty] = spec;
-  const Table& t = collection->table(check_table(*collection, index));
-  require(rows >= 0, "rows: expected at least 0, got " + std::to_string(rows));
-  store::StoredRows stored;
-  stored.fd = fd;
-  stored.path = path;
-  stored.owner = owner;
-  stored.rows = rows;
-  std::tie(stored.ids_at, stored.weight_at, stored.state_at) = offsets;
-  stored.weight_size = static_cast<size_t>(weight_bytes(t.view().format));
-  stored.state_size = static_cast<size_t>(t.state_size()) * sizeof(float);
-  stored.begin = std::max(range.first, t.spec().row_offset);
-  stored.end = std::min(range.second, t.spec().row_offset + t.num_rows());
-  return stored;
-}
-
-std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> load_stored_rows(const std::vector<StoredSpec>& specs,
-                                                                       int threads, const py::object& system) {
-  check_threads(threads);
-  std::vector<store::StoredRows> stored;
-  for (const StoredSpec& spec : specs) stored.push_back(to_stored(spec));
-  const store::SystemPtr calls = system_of(system);
-  const py::gil_scoped_release release;
-  std::map<Collection*, std::unique_lock<std::mutex>> held;  // always locked in the order of their addresses
-  for (const StoredSpec& spec : specs) held[std::get<0>(spec)];
-  for (auto& [collection, lock] : held) lock = collection->hold_rows();
-  std::deque<TableTaker> takers;
-  std::vector<store::RowTaker*> pointers;
-  for (const StoredSpec& spec : specs) {
-    pointers.push_back(&takers.emplace_back(std::get<0>(spec), std::get<1>(spec), std::get<8>(spec)));
-  }
-  std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> found;
-  for (const store::StoredCrcs& crcs : store::read_rows(stored, pointers, threads, calls.get())) {
-    found.emplace_back(crcs.ids, crcs.weight, crcs.state);
-  }
-  return found;
 }
 
 int64_t mark_rows(const TensorRef& rows, int64_t begin, int64_t end, const TensorRef& seen) {
@@ -224,8 +147,7 @@ void register_store(py::module_& module) {
       .def_property_readonly("crc", &store::SegmentFile::crc)
       .def("sync", &store::SegmentFile::sync, py::call_guard<py::gil_scoped_release>());
   module.def("read_sections", &read_sections, py::arg("sections"), py::arg("threads"), py::arg("system") = py::none());
-  module.def("load_stored_rows", &load_stored_rows, py::arg("stored"), py::arg("threads"),
-             py::arg("system") = py::none());
+  register_stored_rows(module);
   module.def("mark_rows", &mark_rows, py::arg("rows"), py::arg("begin"), py::arg("end"), py::arg("seen"));
 }
 

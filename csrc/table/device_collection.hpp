@@ -17,6 +17,8 @@
 
 namespace cpr {
 
+class DeviceLoader;
+
 // Memory of one table on the device, the caller's. `claims` has as many entries as `slots`.
 struct DeviceMemory {
   void* weight = nullptr;
@@ -106,11 +108,14 @@ class DeviceCollection {
   // for the stream.
   void load_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state, bool dirty,
                  cuda::Stream stream);
+  // The lock that load_rows takes, for who writes rows itself; throws what load_rows throws without one.
+  [[nodiscard]] std::unique_lock<std::mutex> hold_rows(const char* call);
   void put_rows(int64_t table, const int64_t* rows, int64_t n, const void* weight, const float* state,
                 cuda::Stream stream);
   void copy_rows(int64_t table, const int64_t* rows, int64_t n, void* weight, float* state, cuda::Stream stream);
+  const RowFormat& format(int64_t table) const { return tables_.at(static_cast<size_t>(table)).view.format; }
   // Floats of optimizer state a row.
-  int64_t state_columns(int64_t table) const { return tables_.at(static_cast<size_t>(table)).view.format.state_size; }
+  int64_t state_columns(int64_t table) const { return format(table).state_size; }
   void read_row_state(int64_t table, float* state, cuda::Stream stream);
   void reset_rows(int64_t table, int64_t begin, int64_t end, cuda::Stream stream);
   void discard_rows(int64_t table, int64_t begin, int64_t end, cuda::Stream stream);
@@ -136,6 +141,7 @@ class DeviceCollection {
   void close();
 
  private:
+  friend class DeviceLoader;
   struct Workspace;
 
   cuda::TableRecord* device_tables() const;

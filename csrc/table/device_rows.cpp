@@ -170,19 +170,22 @@ void DeviceCollection::write_rows(RowStep step, int64_t index, const int64_t* ro
             state == nullptr ? nullptr : states.data(), stream);
 }
 
+std::unique_lock<std::mutex> DeviceCollection::hold_rows(const char* call) {
+  check_scratch(call);
+  return lock_idle(call);
+}
+
 void DeviceCollection::load_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state,
                                  bool dirty, cuda::Stream stream) {
-  check_scratch("load_rows");
   check_rows(index, rows, n);
-  const std::unique_lock<std::mutex> lock = lock_idle("load_rows");
+  const std::unique_lock<std::mutex> lock = hold_rows("load_rows");
   write_rows(RowStep::kWrite, index, rows, n, weight, state, dirty, stream);
 }
 
 void DeviceCollection::put_rows(int64_t index, const int64_t* rows, int64_t n, const void* weight, const float* state,
                                 cuda::Stream stream) {
-  check_scratch("put_rows");
   check_rows(index, rows, n);
-  const std::unique_lock<std::mutex> lock = lock_idle("put_rows");
+  const std::unique_lock<std::mutex> lock = hold_rows("put_rows");
   write_rows(RowStep::kPut, index, rows, n, weight, state, true, stream);
 }
 
