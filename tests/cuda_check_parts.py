@@ -22,7 +22,7 @@ TESTS = ROOT / "tests"
 FOLDER = ROOT / "build" / "cuda"
 SITE = FOLDER / "site"
 REPEATS = 5
-JOBS = max(1, min(4, (os.cpu_count() or 1) // 2))
+JOBS = max(1, min(6, (os.cpu_count() or 1) // 2))
 NO_TESTS = 5  # pytest's exit status
 # Names of tests that compare bits.
 BITS = "same or bits or pools or sums or weights"

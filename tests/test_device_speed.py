@@ -16,7 +16,7 @@ from device_memory import place_for_test
 from device_saves_speed import record_bytes, stall_bytes
 from device_sides import SHAPES, Ours, Shape
 from device_stages import Bench, lookup_bytes, update_bytes
-from device_timing import Replay, Timer, kernels_in
+from device_timing import Replay
 
 SMALL = Shape(tables=3, rows=50, dim=16, batch=16, pooling=5)
 
@@ -127,24 +127,3 @@ def test_shapes_shrink_to_the_memory_that_there_is() -> None:
     large = SHAPES["large"]
     assert large.within(large.weight_bytes) == large
     assert large.within(large.weight_bytes - 1).rows == 5_000_000
-
-
-def test_copies_and_fills_are_no_kernels() -> None:
-    names = {
-        "Memset (Device)": "gpu_memset",
-        "Memcpy DtoD (Device -> Device)": "gpu_memcpy",
-        "cudaGraphLaunch": "cuda_runtime",
-        "cpr::cuda::(anonymous namespace)::lookup_float(cpr::cuda::LookupArgs)": "kernel",
-        "void cub::CUB_300001_SM_900::detail::DeviceRadixSortOnesweepKernel<X, int>(int)": "kernel",
-        "void cpr::cuda::(anonymous namespace)::update_rows<(cpr::Optimizer)2>(UpdateArgs)": "kernel",
-    }
-    events: list[dict[str, str]] = [{"name": name, "cat": kind} for name, kind in names.items()]
-    found = kernels_in({"traceEvents": [*events, {"name": "a mark without a kind"}]})
-    assert found == ["lookup_float", "DeviceRadixSortOnesweepKernel", "update_rows"]
-
-
-def test_medians_leave_the_first_calls_out() -> None:
-    timer = Timer(place_for_test(8, 0))
-    calls: list[int] = []
-    assert timer.device_ms(calls.append, 4) >= 0
-    assert calls == list(range(7))
