@@ -49,6 +49,7 @@ struct DeviceState {
   uint64_t bad_id = kNoError;      // see pack_error: the lowest position's
   uint64_t bad_table = kNoError;   // position << 32 | table of the same
   uint64_t bad_offset = kNoError;  // likewise, by place in the offsets
+  uint32_t bad_position = ~0U;     // of bad_id and bad_table, which are of one lookup
   uint32_t failed = 0;             // an id or offset was bad: updates do nothing
   uint32_t not_finite = 0;         // the gradient of the update under way isn't
   float correction1 = 1.0F;        // of the update under way
@@ -126,6 +127,10 @@ struct PartialSums {
   int levels = 0;
 };
 
+// Sorted keys are dealt out in windows: a group updates the rows whose keys begin in its window.
+inline constexpr int64_t kWindowKeys = 4;
+CPR_INLINE int64_t windows_of(int64_t num_ids) { return (num_ids + kWindowKeys - 1) / kWindowKeys; }
+
 struct UpdateArgs {
   const TableRecord* tables = nullptr;
   const FeatureRecord* features = nullptr;
@@ -141,9 +146,11 @@ struct UpdateArgs {
   int64_t grad_size = 0;  // numbers that must be finite
   float grad_scale = 1.0F;
   Optimizer optimizer = Optimizer::kNone;
-  const uint32_t* starts = nullptr;  // [num_ids]: where the keys of each unique row begin
-  const uint32_t* unique = nullptr;  // their number
-  uint32_t* sampled = nullptr;       // [num_ids]: whether a unique row was
+  uint8_t* sampled = nullptr;  // [whole windows]: whether the row was sampled whose keys begin here
+  // The windows of keys whose rows this launch meets: all of them, or a part where a snapshot has no room for all.
+  int64_t begin_window = 0;
+  int64_t end_window = 0;
+  bool ends_step = true;  // the last launch of enter_sampled
   PartialSums partial;
   TouchedArea* touched = nullptr;  // of snapshots, if there is memory for any
   bool wide = false;               // float64 tables

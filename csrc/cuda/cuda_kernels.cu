@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args
   update_body<kOptimizer>(Group(), args);
 }
 
-__global__ void __launch_bounds__(kThreads) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
+__global__ void __launch_bounds__(kThreads, 2) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
 
 __global__ void __launch_bounds__(kThreads) gradient_float(GradientArgs args) { gradient_body<float>(Group(), args); }
 
@@ -103,17 +103,18 @@ cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch) {
 }
 
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
+  const int64_t windows = args.end_window - args.begin_window;
   switch (args.optimizer) {
     case Optimizer::kSgd:
-      return run<kUpdateThreads>(update_rows<Optimizer::kSgd>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kSgd>, args, windows, launch);
     case Optimizer::kRowWiseAdagrad:
-      return run<kUpdateThreads>(update_rows<Optimizer::kRowWiseAdagrad>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kRowWiseAdagrad>, args, windows, launch);
     case Optimizer::kAdagrad:
-      return run<kUpdateThreads>(update_rows<Optimizer::kAdagrad>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kAdagrad>, args, windows, launch);
     case Optimizer::kAdam:
-      return run<kUpdateThreads>(update_rows<Optimizer::kAdam>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kAdam>, args, windows, launch);
     case Optimizer::kPartialRowWiseAdam:
-      return run<kUpdateThreads>(update_rows<Optimizer::kPartialRowWiseAdam>, args, args.num_ids, launch);
+      return run<kUpdateThreads>(update_rows<Optimizer::kPartialRowWiseAdam>, args, windows, launch);
     case Optimizer::kNone:
       break;
   }
@@ -121,7 +122,7 @@ cudaError_t launch_update(const UpdateArgs& args, const Launch& launch) {
 }
 
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch) {
-  return run(enter_rows, args, args.num_ids, launch);
+  return run(enter_rows, args, (args.end_window - args.begin_window) * kWindowKeys / kLanes + 1, launch);
 }
 
 cudaError_t launch_gradient(const GradientArgs& args, const Launch& launch) {

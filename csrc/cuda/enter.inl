@@ -1,5 +1,6 @@
 // Part of kernels: ends an update. Sampled rows that won their slots in this step enter the list and evict who was
-// there (csrc/cpu/ssu.inl); the step is counted. In a step that was skipped no slot was claimed.
+// there (csrc/cpu/ssu.inl); the step is counted. In a step that was skipped no slot was claimed, and `sampled` may be
+// anything.
 
 // A snapshot that takes listed rows must have met who is evicted.
 template <typename G>
@@ -48,11 +49,18 @@ CPR_BODY void enter_row(const G& g, const UpdateArgs& a, int64_t start) {
 template <typename G>
 CPR_BODY void enter_body(const G& g, const UpdateArgs& a) {
   if (a.state->failed != 0) return;
-  const int64_t unique = *a.unique;
-  for (int64_t u = g.index(); u < unique; u += g.count()) {
-    if (a.sampled[u] != 0) enter_row(g, a, a.starts[u]);
+  const int64_t keys = a.end_window * kWindowKeys;
+  const int64_t end = keys < a.num_ids ? keys : a.num_ids;
+  for (int64_t first = a.begin_window * kWindowKeys + g.index() * G::kLanes; first < end;
+       first += g.count() * G::kLanes) {
+    typename G::template PerLane<bool> found;
+    g.each([&](int lane) { found[lane] = first + lane < end && a.sampled[first + lane] != 0; });
+    if (!g.any(found)) continue;
+    for (int64_t at = first; at < first + G::kLanes && at < end; ++at) {
+      if (a.sampled[at] != 0) enter_row(g, a, at);
+    }
   }
-  if (g.index() != 0) return;
+  if (g.index() != 0 || !a.ends_step) return;
   g.each([&](int lane) {
     if (lane != 0) return;
     if (a.state->not_finite != 0) {

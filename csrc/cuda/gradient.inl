@@ -7,7 +7,7 @@ CPR_BODY int64_t first_unique(const UpdateArgs& a, int64_t unique, int64_t numbe
   int64_t high = unique;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    if (row_number(a.keys[a.starts[middle]]) < number) {
+    if (row_number(a.keys[a.batch.starts[middle]]) < number) {
       low = middle + 1;
     } else {
       high = middle;
@@ -18,7 +18,7 @@ CPR_BODY int64_t first_unique(const UpdateArgs& a, int64_t unique, int64_t numbe
 
 // The row's words and list claim, as update_row leaves them; the drift is torch's optimizer's and unknown.
 template <typename G>
-CPR_BODY void track_run(const G& g, const UpdateArgs& a, int64_t unique, int64_t row, int64_t start, int64_t count) {
+CPR_BODY void track_run(const G& g, const UpdateArgs& a, int64_t row, int64_t start, int64_t count) {
   const TableRecord& table = a.tables[a.only_table];
   const TableView& t = table.view;
   const bool sampled = sampled_run(g, a, start, count);
@@ -32,7 +32,7 @@ CPR_BODY void track_run(const G& g, const UpdateArgs& a, int64_t unique, int64_t
     if (lane != 0) return;
     const uint32_t next = tracked_word(t, word, count, sampled);
     meta_of(t, row)->word = (next & ~kVoidDriftBit) | (word & kVoidDriftBit);
-    a.sampled[unique] = sampled ? 1 : 0;
+    a.sampled[start] = sampled ? 1 : 0;
     if (sampled) claim_slot(table, row);
   });
 }
@@ -60,27 +60,21 @@ template <typename T, typename G>
 CPR_BODY void gradient_body(const G& g, const GradientArgs& args) {
   const UpdateArgs& a = args.update;
   const bool failed = a.state->failed != 0;
-  const int64_t unique = failed ? 0 : *a.unique;
+  const int64_t unique = failed ? 0 : *a.batch.unique;
   const TableRecord& table = a.tables[a.only_table];
   const int64_t begin = first_unique(a, unique, table.first_row);
   const int64_t end = first_unique(a, unique, table.first_row + table.view.num_rows);
   g.each([&](int lane) {
     if (g.index() == 0 && lane == 0) *args.count = end - begin;
   });
-  for (int64_t u = g.index(); u < unique; u += g.count()) {
-    if (u < begin || u >= end) {
-      g.each([&](int lane) {
-        if (lane == 0) a.sampled[u] = 0;
-      });
-      continue;
-    }
-    const int64_t start = a.starts[u];
-    const int64_t count = (u + 1 < unique ? a.starts[u + 1] : a.num_ids) - start;
+  for (int64_t u = begin + g.index(); u < end; u += g.count()) {
+    const int64_t start = a.batch.starts[u];
+    const int64_t count = (u + 1 < unique ? a.batch.starts[u + 1] : a.num_ids) - start;
     const int64_t row = row_number(a.keys[start]) - table.first_row;
     g.each([&](int lane) {
       if (lane == 0) args.rows[u - begin] = row;
     });
     write_gradient(g, a, start, count, static_cast<T*>(args.values) + (u - begin) * table.view.dim);
-    track_run(g, a, u, row, start, count);
+    track_run(g, a, row, start, count);
   }
 }

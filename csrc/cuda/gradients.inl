@@ -124,6 +124,42 @@ CPR_BODY int64_t run_begin(const UpdateArgs& a, int64_t number, int64_t at) {
   return low;
 }
 
+// A bit for each key of the window from `begin` on that is the first of its row's.
+CPR_BODY uint32_t run_heads(const UpdateArgs& a, int64_t begin) {
+  int64_t before = begin == 0 ? -1 : row_number(a.keys[begin - 1]);
+  uint32_t heads = 0;
+  CPR_UNROLL
+  for (int i = 0; i < kWindowKeys; ++i) {
+    if (begin + i >= a.num_ids) continue;
+    const int64_t number = row_number(a.keys[begin + i]);
+    heads |= number != before ? 1U << i : 0U;
+    before = number;
+  }
+  return heads;
+}
+
+// The end of the row's run that begins at `start` and has all keys before `at`, or all there are.
+CPR_BODY int64_t run_end(const UpdateArgs& a, int64_t start, int64_t at) {
+  const int64_t number = row_number(a.keys[start]);
+  int64_t low = at;  // the keys before it are the row's
+  int64_t step = 1;
+  while (low + step <= a.num_ids && row_number(a.keys[low + step - 1]) == number) {
+    low += step;
+    step *= 2;
+  }
+  int64_t high = low + step - 1;  // this key isn't the row's, or there is none
+  if (high >= a.num_ids) high = a.num_ids;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (row_number(a.keys[middle]) == number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < a.num_ids ? low : a.num_ids;
+}
+
 // Writes the sum of a full chunk of `level`, whose first key is `first`.
 template <typename T, typename G>
 CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, int level, int64_t first, int64_t size) {

@@ -113,9 +113,11 @@ class HostDevice final : public Device {
   void partial_sums(const UpdateArgs& args, Stream stream) override {
     launch(kernels_.partial_sums, args, args.num_ids / kSumFanout + 1, stream);
   }
-  void update(const UpdateArgs& args, Stream stream) override { launch(kernels_.update, args, args.num_ids, stream); }
+  void update(const UpdateArgs& args, Stream stream) override {
+    launch(kernels_.update, args, args.end_window - args.begin_window, stream);
+  }
   void enter_sampled(const UpdateArgs& args, Stream stream) override {
-    launch(kernels_.enter_sampled, args, args.num_ids, stream);
+    launch(kernels_.enter_sampled, args, (args.end_window - args.begin_window) * kWindowKeys / lanes_ + 1, stream);
   }
   void gradient(const GradientArgs& args, Stream stream) override {
     launch(kernels_.gradient, args, args.update.num_ids, stream);

@@ -83,9 +83,13 @@ CPR_BODY bool read_ids(const G& g, const LookupArgs& a, const TableRecord& table
       const int64_t id = integer_at(a.ids, a.ids_are_64bit, p);
       const bool good = id >= 0 && id < table.view.num_rows;
       if (!good) {
-        note_error(a.state, &a.state->bad_id, p, id);
-        min_relaxed(&a.state->bad_table, (static_cast<uint64_t>(p) << 32) | static_cast<uint64_t>(number));
         bad[lane] = true;
+        // Of each lookup a position is one lane's. What an earlier lookup noted of the same one stays.
+        if (load_acquire(&a.state->bad_position) > static_cast<uint64_t>(p)) {
+          min_relaxed(&a.state->bad_position, static_cast<uint32_t>(p));
+          note_error(a.state, &a.state->bad_id, p, id);
+          min_relaxed(&a.state->bad_table, (static_cast<uint64_t>(p) << 32) | static_cast<uint64_t>(number));
+        }
       }
       if (!a.keep) continue;
       const uint64_t row = static_cast<uint64_t>(table.first_row + (good ? id : 0));

@@ -183,17 +183,13 @@ CPR_BODY void claim_slot(const TableRecord& table, int64_t row) {
   max_relaxed(table.claims + ssu_slot(ssu, ssu_hash(ssu, static_cast<uint64_t>(row))), static_cast<uint32_t>(row) + 1);
 }
 
+// The row whose keys are [start, end). Returns whether it was sampled, and may claim a slot.
 template <Optimizer kOptimizer, typename G>
-CPR_BODY void update_row(const G& g, const UpdateArgs& a, int64_t unique, int64_t start, int64_t end) {
+CPR_BODY bool update_row(const G& g, const UpdateArgs& a, int64_t start, int64_t end) {
   const int64_t number = row_number(a.keys[start]);
   const int64_t index = table_of_row(a, number);
   const TableRecord& table = a.tables[index];
-  if (table.frozen != 0) {
-    g.each([&](int lane) {
-      if (lane == 0) a.sampled[unique] = 0;
-    });
-    return;
-  }
+  if (table.frozen != 0) return false;
   const TableView& t = table.view;
   RowWork work{number - table.first_row, start, end - start, a.grad_scale, 0};
   if (table.scale_by_freq != 0) work.scale = work.scale / static_cast<float>(work.count);
@@ -217,16 +213,36 @@ CPR_BODY void update_row(const G& g, const UpdateArgs& a, int64_t unique, int64_
     RowMeta* meta = meta_of(t, work.row);
     if (t.track_drift) *drift_cell(t, work.row) = add_drift(drift_of(t, work.row, word), norm);
     *meta = {state, tracked_word(t, word, work.count, sampled)};
-    a.sampled[unique] = sampled ? 1 : 0;
     if (sampled) claim_slot(table, work.row);
+  });
+  return sampled;
+}
+
+// Rows whose keys begin in a window, one after the other; that they are found first keeps the groups of a warp
+// together.
+template <Optimizer kOptimizer, typename G>
+CPR_BODY void update_window(const G& g, const UpdateArgs& a, int64_t window) {
+  const int64_t begin = window * kWindowKeys;
+  uint32_t heads = run_heads(a, begin);
+  uint32_t sampled = 0;
+  int first = 0;
+  while (heads >> first != 0) {
+    while ((heads >> first & 1) == 0) ++first;
+    int next = first + 1;
+    while (next < kWindowKeys && (heads >> next & 1) == 0) ++next;
+    const int64_t end = next < kWindowKeys ? begin + next : run_end(a, begin + first, begin + kWindowKeys);
+    if (update_row<kOptimizer>(g, a, begin + first, end)) sampled |= 1U << first;
+    first = next;
+  }
+  g.each([&](int lane) {
+    for (int i = lane; i < kWindowKeys; i += G::kLanes) a.sampled[begin + i] = static_cast<uint8_t>(sampled >> i & 1);
   });
 }
 
 template <Optimizer kOptimizer, typename G>
 CPR_BODY void update_body(const G& g, const UpdateArgs& a) {
   if (a.state->failed != 0 || a.state->not_finite != 0) return;
-  const int64_t unique = *a.unique;
-  for (int64_t u = g.index(); u < unique; u += g.count()) {
-    update_row<kOptimizer>(g, a, u, a.starts[u], u + 1 < unique ? a.starts[u + 1] : a.num_ids);
+  for (int64_t window = a.begin_window + g.index(); window < a.end_window; window += g.count()) {
+    update_window<kOptimizer>(g, a, window);
   }
 }

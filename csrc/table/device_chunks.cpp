@@ -238,6 +238,10 @@ void DeviceSnapshot::commit() {
 
 void DeviceSnapshot::abort() {
   const std::lock_guard<std::mutex> reader(reader_mutex_);
+  {
+    const std::lock_guard<std::mutex> lock(parts_mutex_);
+    aborting_ = true;  // a step that waits for the reader goes on
+  }
   const std::lock_guard<std::mutex> step(*tables_.step_mutex);
   std::unique_lock<std::mutex> lock(parts_mutex_);
   if (status_ == Status::kCommitted || status_ == Status::kAborted) return;

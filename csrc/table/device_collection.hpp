@@ -151,7 +151,11 @@ class DeviceCollection {
   void check_scratch(const char* call) const;
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
   std::unique_lock<std::mutex> lock_idle(const char* call);
-  void make_room(int64_t num_ids, cuda::Stream stream);
+  int64_t make_room(int64_t num_ids, bool in_parts, cuda::Stream stream);
+  cuda::UpdateArgs update_args(const DeviceBatch& batch, const float* grad, float grad_scale,
+                               const Workspace& workspace) const;
+  void launch_windows(void (cuda::Device::*kernel)(const cuda::UpdateArgs&, cuda::Stream), cuda::UpdateArgs args,
+                      int64_t room, cuda::Stream stream);
   void fail_torn(int64_t table);
   cuda::RowArgs row_args(cuda::RowStep step, int64_t table) const;
   template <typename Body>

@@ -6,7 +6,7 @@ namespace cpr {
 
 int64_t DeviceCollection::place_gradient(int64_t num_ids, void* memory, cuda::UpdateArgs* args, void** seam) const {
   Places places(memory);
-  args->sampled = places.take<uint32_t>(num_ids);
+  args->sampled = places.take<uint8_t>(cuda::windows_of(num_ids) * cuda::kWindowKeys);
   args->partial = layout_.wide ? place_sums<double>(num_ids, layout_.max_dim, &places)
                                : place_sums<float>(num_ids, layout_.max_dim, &places);
   *seam = places.take<char>(static_cast<int64_t>(device_->seam_bytes(num_ids)));
@@ -38,7 +38,7 @@ void DeviceCollection::gradient(DeviceBatch* batch, const void* grad, int64_t ta
   const std::lock_guard<std::mutex> lock(mutex_);
   check_batch(*batch, "gradient");
   raise_errors("gradient", stream);
-  make_room(batch->num_ids, stream);
+  make_room(batch->num_ids, false, stream);
   cuda::GradientArgs args;
   cuda::UpdateArgs& update = args.update;
   void* seam = nullptr;
@@ -54,8 +54,7 @@ void DeviceCollection::gradient(DeviceBatch* batch, const void* grad, int64_t ta
   update.keys = batch->view.sorted;
   update.grad = grad;
   update.grad_stride = layout_.output_dim;
-  update.starts = batch->view.starts;
-  update.unique = batch->view.unique;
+  update.end_window = cuda::windows_of(batch->num_ids);
   update.wide = layout_.wide;
   update.only_table = table;
   update.steps = batch->sorted ? 0 : 1;  // one step a batch, however many tables or repeated backwards ask
@@ -67,6 +66,7 @@ void DeviceCollection::gradient(DeviceBatch* batch, const void* grad, int64_t ta
     device_->fill(batch->view.arrived, 0, static_cast<size_t>(batch->view.num_arrived) * sizeof(uint32_t), stream);
   }
   sort_batch(batch, seam, stream);
+  device_->fill(update.sampled, 0, static_cast<size_t>(batch->num_ids), stream);
   device_->partial_sums(update, stream);
   device_->gradient(args, stream);
   device_->enter_sampled(update, stream);

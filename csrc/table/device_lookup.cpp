@@ -98,6 +98,7 @@ void DeviceCollection::raise_errors(const char* call, cuda::Stream stream) {
   const cuda::DeviceState clean;
   device_->upload(&device_state()->bad_id, &clean.bad_id, sizeof clean.bad_id, stream);
   device_->upload(&device_state()->bad_table, &clean.bad_table, sizeof clean.bad_table, stream);
+  device_->upload(&device_state()->bad_position, &clean.bad_position, sizeof clean.bad_position, stream);
   device_->upload(&device_state()->bad_offset, &clean.bad_offset, sizeof clean.bad_offset, stream);
   device_->upload(&device_state()->failed, &clean.failed, sizeof clean.failed, stream);
   throw_error(state, call);

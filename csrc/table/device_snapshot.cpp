@@ -4,17 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
-
-#include "core/errors.hpp"
 
 namespace cpr {
 
 namespace {
 
-constexpr double kStallLimitSeconds = 60.0;
 constexpr int64_t kGatherParts = 32;  // as cuda/snapshot.inl has them
 
 bool chooses_highest(const SelectRule& rule) {
@@ -195,74 +190,6 @@ void DeviceSnapshot::go_on() {
 bool DeviceSnapshot::all_free() const {
   const auto& parts = tables_.staging->parts;
   return std::all_of(std::begin(parts), std::end(parts), [](const Part& part) { return part.use == Use::kFree; });
-}
-
-// An update settles each row of its ids once, and may evict as many from the sampled list.
-uint64_t DeviceSnapshot::most_touched_bytes(int64_t num_ids) const {
-  uint64_t largest = 0;
-  uint64_t all = 0;
-  for (size_t t = 0; t < requests_.size(); ++t) {
-    if (requests_[t].rule.kind == Select::kNone) continue;
-    const TableView& view = (*tables_.records)[t].view;
-    const auto bytes = static_cast<uint64_t>(cuda::record_bytes(view.format));
-    largest = std::max(largest, bytes);
-    all += bytes * static_cast<uint64_t>(view.num_rows);
-  }
-  return std::min(all, 2 * static_cast<uint64_t>(num_ids) * largest);
-}
-
-bool DeviceSnapshot::find_room(uint64_t bytes) {
-  if (room_ >= bytes) return true;
-  for (Part& part : tables_.staging->parts) {
-    if (part.walk || part.use != Use::kFree || static_cast<uint64_t>(part.capacity) < bytes) continue;
-    seal_open();
-    open(&part);
-    return true;
-  }
-  return false;
-}
-
-void DeviceSnapshot::prepare_step(int64_t num_ids, cuda::Stream stream) {
-  using Clock = std::chrono::steady_clock;
-  if (tables_.device->capturing(stream)) return;
-  std::unique_lock<std::mutex> lock(parts_mutex_);
-  stream_ = stream;
-  const auto look = [this] {
-    for (Part& part : tables_.staging->parts) poll(&part);
-    go_on();
-  };
-  look();
-  was_over_at_step_ = swept_;
-  const uint64_t bytes = most_touched_bytes(num_ids);
-  const auto begun = Clock::now();
-  const auto waited = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
-  bool stalled = false;
-  while (!stopped() && !swept_ && !find_room(bytes)) {
-    // More than a part holds: no row may be left to be met.
-    if (static_cast<int64_t>(bytes) > tables_.staging->parts[DeviceStaging::kParts - 1].capacity) walks_ = true;
-    stalled = true;
-    lock.unlock();
-    {
-      const std::unique_lock<std::mutex> reader(reader_mutex_, std::try_to_lock);
-      if (reader.owns_lock()) read_ready(true);
-    }
-    if (waited() > kStallLimitSeconds) {
-      throw StagingFull("update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) +
-                        " bytes on the host) and no reader took a chunk for 60 s; read the snapshot's chunks or raise "
-                        "max_staging_bytes");
-    }
-    std::this_thread::yield();
-    lock.lock();
-    look();
-  }
-  if (!stopped() && !swept_) room_ -= bytes;
-  if (stalled) stall_seconds_.store(stall_seconds() + waited(), std::memory_order_relaxed);
-}
-
-void DeviceSnapshot::fail(const std::string& why) {
-  const std::lock_guard<std::mutex> lock(parts_mutex_);
-  if (failure_.empty()) failure_ = why;
-  launch(cuda::SnapshotStep::kDisarm, args_of(nullptr), static_cast<int64_t>(requests_.size()));
 }
 
 void DeviceSnapshot::start_walk() {

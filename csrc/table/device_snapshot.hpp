@@ -54,10 +54,16 @@ class DeviceSnapshot : public SnapshotReader {
   // Copies everything now; step_mutex is free.
   void take_all();
 
-  // Before an update of `num_ids` ids is given to the stream, which may record twice as many rows: makes room for them.
-  // Waits where the reader is slow, which counts as a stall, or where that many never fit: then for the walk's end.
-  // Throws StagingFull after a minute. Does nothing while the stream is captured; before a replay it is to be called.
-  void prepare_step(int64_t num_ids, cuda::Stream stream);
+  // Before an update of `num_ids` ids is given to the stream, which may record the rows of its ids and as many that
+  // these evict from the lists: makes room for all of them, and returns num_ids. If they never fit at once, and are
+  // fewer than all rows, and the update may be given to the stream in parts, it returns the number of ids, fewer, whose
+  // rows there is room for, none evicted among them; else it waits for the walk's end. Waits where the reader is slow,
+  // which counts as a stall; throws StagingFull after a minute. Does nothing while the stream is captured; before a
+  // replay it is to be called.
+  int64_t prepare_step(int64_t num_ids, bool in_parts, cuda::Stream stream);
+  // Between the parts of such an update: for how many of the next `num_ids` ids (at least 1) there is room for a row
+  // each. After a minute the snapshot fails, and the update goes on.
+  int64_t room_within_step(int64_t num_ids);
   // Rows were written behind the snapshot's back: it takes no more, and the reader gets `why` as an error.
   void fail(const std::string& why);
   // Whether the host knew, when the last step began, that all rows had been met.
@@ -79,6 +85,12 @@ class DeviceSnapshot : public SnapshotReader {
   using Part = DeviceStaging::Part;
   using Use = DeviceStaging::Use;
 
+  // What an update may record.
+  struct Touched {
+    uint64_t bytes = 0;
+    bool every_row = false;  // it may be all that there is to take
+  };
+
   // What abort merges back of a table.
   struct Log {
     std::vector<int64_t> rows;  // local
@@ -99,9 +111,16 @@ class DeviceSnapshot : public SnapshotReader {
   void to_side(Part* part);
   void poll(Part* part);
   void go_on();
+  void look();
   bool find_room(uint64_t bytes);
-  uint64_t most_touched_bytes(int64_t num_ids) const;
-  bool stopped() const { return status_ != Status::kWalking || !failure_.empty(); }
+  bool await_room(uint64_t bytes, std::unique_lock<std::mutex>* parts_lock);
+  Touched most_touched(int64_t num_ids) const;
+  int64_t touched_capacity() const { return tables_.staging->parts[DeviceStaging::kParts - 1].capacity; }
+  int64_t part_ids() const;
+  std::string full_message() const;
+  void disarm(const std::string& why);
+  // No rows are waited for any more.
+  bool stopped() const { return status_ != Status::kWalking || !failure_.empty() || aborting_; }
   bool all_free() const;
 
   // Reader side; reader_mutex_ is held.
@@ -134,6 +153,7 @@ class DeviceSnapshot : public SnapshotReader {
   bool swept_ = false;              // the host knows that every row has been met
   uint64_t room_ = 0;               // bytes of the open part that no step has been promised
   Status status_ = Status::kWalking;
+  bool aborting_ = false;  // abort waits for the step under way
   std::string failure_;
   std::vector<int64_t> taken_;
 

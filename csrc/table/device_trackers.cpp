@@ -39,13 +39,15 @@ std::shared_ptr<DeviceSnapshot> DeviceCollection::begin(const std::vector<Select
   return active_;
 }
 
-void DeviceCollection::make_room(int64_t num_ids, cuda::Stream stream) {
-  if (active_ != nullptr && !active_->finished()) active_->prepare_step(num_ids, stream);
+// Ids whose rows the first launch of an update may meet.
+int64_t DeviceCollection::make_room(int64_t num_ids, bool in_parts, cuda::Stream stream) {
+  if (active_ == nullptr || active_->finished()) return num_ids;
+  return active_->prepare_step(num_ids, in_parts, stream);
 }
 
 void DeviceCollection::prepare_step(int64_t num_ids, cuda::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  make_room(num_ids, stream);
+  make_room(num_ids, false, stream);
 }
 
 DeviceCollection::~DeviceCollection() { close(); }

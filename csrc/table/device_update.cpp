@@ -14,9 +14,7 @@ namespace cpr {
 // What an update needs beside its batch.
 struct DeviceCollection::Workspace {
   uint64_t* keys = nullptr;
-  uint32_t* starts = nullptr;
-  uint32_t* unique = nullptr;
-  uint32_t* sampled = nullptr;
+  uint8_t* sampled = nullptr;
   cuda::PartialSums sums;
   void* seam = nullptr;
   int64_t bytes = 0;
@@ -26,9 +24,7 @@ DeviceCollection::Workspace DeviceCollection::place_workspace(int64_t num_ids, v
   Places places(memory);
   Workspace workspace;
   workspace.keys = places.take<uint64_t>(num_ids);
-  workspace.starts = places.take<uint32_t>(num_ids);
-  workspace.unique = places.take<uint32_t>(1);
-  workspace.sampled = places.take<uint32_t>(num_ids);
+  workspace.sampled = places.take<uint8_t>(cuda::windows_of(num_ids) * cuda::kWindowKeys);
   workspace.sums = place_sums<float>(num_ids, layout_.max_dim, &places);
   workspace.seam = places.take<char>(static_cast<int64_t>(device_->seam_bytes(num_ids)));
   workspace.bytes = places.bytes();
@@ -83,6 +79,47 @@ int DeviceCollection::row_bits() const {
   return std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(rows - 1))));
 }
 
+cuda::UpdateArgs DeviceCollection::update_args(const DeviceBatch& batch, const float* grad, float grad_scale,
+                                               const Workspace& workspace) const {
+  cuda::UpdateArgs args;
+  args.tables = device_tables();
+  args.features = device_features();
+  args.state = device_state();
+  args.num_tables = num_tables();
+  args.batch_size = batch.batch_size;
+  args.num_ids = batch.num_ids;
+  args.batch = batch.view;
+  args.unpooled = layout_.unpooled;
+  args.keys = workspace.keys;
+  args.grad = grad;
+  args.grad_stride = layout_.output_dim;
+  args.grad_size = batch.batch_size * layout_.output_dim;
+  args.grad_scale = grad_scale;
+  args.optimizer = optimizer_.kind;
+  args.sampled = workspace.sampled;
+  args.partial = workspace.sums;
+  if (staging_ != nullptr) args.touched = staging_->args.area;
+  return args;
+}
+
+// One launch, or several where a snapshot has no room for all rows at once. `room`: ids that the first may have.
+void DeviceCollection::launch_windows(void (cuda::Device::*kernel)(const cuda::UpdateArgs&, cuda::Stream),
+                                      cuda::UpdateArgs args, int64_t room, cuda::Stream stream) {
+  const int64_t windows = cuda::windows_of(args.num_ids);
+  for (;;) {
+    if (room < args.num_ids - args.begin_window * cuda::kWindowKeys) {
+      args.end_window = args.begin_window + room / cuda::kWindowKeys;
+    } else {
+      args.end_window = windows;
+    }
+    args.ends_step = args.end_window == windows;
+    (device_.get()->*kernel)(args, stream);
+    if (args.ends_step) return;
+    args.begin_window = args.end_window;
+    room = active_->room_within_step(args.num_ids - args.begin_window * cuda::kWindowKeys);
+  }
+}
+
 void DeviceCollection::update(DeviceBatch* batch, const float* grad, float grad_scale, const std::vector<bool>& frozen,
                               void* memory, cuda::Stream stream) {
   check_ready("update");
@@ -90,37 +127,17 @@ void DeviceCollection::update(DeviceBatch* batch, const float* grad, float grad_
   check_batch(*batch, "update");
   raise_errors("update", stream);
   freeze(frozen, stream);
-  make_room(batch->num_ids, stream);
+  const int64_t room = make_room(batch->num_ids, true, stream);
   const Workspace workspace = place_workspace(batch->num_ids, memory);
-  cuda::UpdateArgs args;
-  args.tables = device_tables();
-  args.features = device_features();
-  args.state = device_state();
-  args.num_tables = num_tables();
-  args.batch_size = batch->batch_size;
-  args.num_ids = batch->num_ids;
-  args.batch = batch->view;
-  args.unpooled = layout_.unpooled;
-  args.keys = workspace.keys;
-  args.grad = grad;
-  args.grad_stride = layout_.output_dim;
-  args.grad_size = batch->batch_size * layout_.output_dim;
-  args.grad_scale = grad_scale;
-  args.optimizer = optimizer_.kind;
-  args.starts = workspace.starts;
-  args.unique = workspace.unique;
-  args.sampled = workspace.sampled;
-  args.partial = workspace.sums;
-  if (staging_ != nullptr) args.touched = staging_->args.area;
+  const cuda::UpdateArgs args = update_args(*batch, grad, grad_scale, workspace);
   if (batch->num_ids > 0) {
     device_->sort_keys(batch->view.keys, workspace.keys, batch->num_ids, row_bits(), workspace.seam, stream);
-    device_->compact_runs(workspace.keys, workspace.starts, workspace.unique, batch->num_ids, workspace.seam, stream);
-  } else {
-    device_->fill(workspace.unique, 0, sizeof(uint32_t), stream);
   }
   device_->partial_sums(args, stream);
-  device_->update(args, stream);
-  device_->enter_sampled(args, stream);
+  launch_windows(&cuda::Device::update, args, room, stream);
+  // Who was promised room for all has it for those who are evicted too.
+  const bool whole = room >= batch->num_ids;
+  launch_windows(&cuda::Device::enter_sampled, args, whole ? room : active_->room_within_step(batch->num_ids), stream);
   batch->consumed = true;
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_engine import DeviceEngine, bits
-from device_memory import LANES
+from device_memory import LANES, ON_GPU
 from engine import Engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,3 +207,19 @@ def test_any_shape(data: st.DataObject, lanes: int, dim: int, pooling: str, dtyp
     out, _ = device.lookup(ids, offsets)
     device.native.synchronize()
     np.testing.assert_array_equal(bits(out), bits(expected))
+
+
+def test_an_error_is_told_of_one_lookup() -> None:
+    """Two lookups are bad at the same position before anyone has asked: what is told is the first one's."""
+    told = 0
+    for seed in range(20):
+        _, device = pair(1, seed, rows=(20, 30), dim=2)
+        device.lookup(np.array([0, 25, 0]), np.array([0, 2, 3]))
+        try:
+            device.lookup(np.array([0, -3, 0]), np.array([0, 1, 3]))
+        except IndexError:
+            continue  # the first had been done already
+        told += 1
+        with pytest.raises(IndexError, match=r"id < 20 for table 't0', got id 25 at position 1"):
+            device.native.synchronize()
+    assert told > 0 or ON_GPU

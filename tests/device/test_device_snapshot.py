@@ -131,20 +131,6 @@ def test_ties_and_the_largest_counts(count: int) -> None:
     save(pair, ["most_used"], rng, clears_dirty=False, abort=True)
 
 
-def test_steps_of_more_rows_than_fit_wait_for_the_walk() -> None:
-    pair = trained(max_staging_bytes=SMALL)
-    cpu, device = pair.begin([Selection.all()] * 3, clears_dirty=True)
-    reader = Reader(device, 3)
-    pair.random_step(
-        np.random.default_rng(2), 300
-    )  # it may meet more than its part of the staging memory holds
-    assert device.stall_seconds > 0
-    assert_taken(reader.result(), drain(cpu, 3))
-    cpu.commit()
-    device.commit()
-    pair.assert_totals()
-
-
 def test_what_updates_meet_is_kept_until_someone_reads() -> None:
     """Without a reader the parts are emptied into the host's memory, up to its bound."""
     pair = trained(rows=(3000,), max_staging_bytes=1 << 18)
