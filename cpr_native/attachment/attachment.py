@@ -65,7 +65,7 @@ class Attachment:
         self._observer: UpdateObserver | None = None
         self._hooked: list[tuple[nn.Parameter, Callable[[], None]] | None] = [None] * len(tables)
         self._unwatch: Callable[[], None] | None = None
-        self._engine = plan.build()
+        self._engine = plan.collection()
         self.sync()
         for index, table in enumerate(tables):
             for module in table.modules:

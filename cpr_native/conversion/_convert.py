@@ -43,7 +43,7 @@ def convert(
     Convert before `torch.compile`, sharding and data-parallel wrappers.
 
     Args:
-        model: any module, an embedding module itself included; weights in CPU memory.
+        model: any module, an embedding module itself included; weights in CPU memory or on a GPU.
         optimizer: fused into backward, for all converted modules; None: gradients for torch's optimizers, in
             the layout (sparse or dense) they had.
         trackers: of every table, or a mapping from names of modules (as in `named_modules()`; a table of a
@@ -56,9 +56,11 @@ def convert(
 
     Raises:
         ValueError: a subclass of an embedding module, a sharded, scripted or otherwise special one (say which
-            to `skip`); a weight outside CPU memory, not contiguous, tied as said above or sharing memory
-            with another tensor of the model; a name that isn't there; nothing to convert; an attached model.
+            to `skip`); a weight neither in CPU memory nor on a GPU, not contiguous, tied as said above or
+            sharing memory with another tensor of the model; a name that isn't there; nothing to convert; an
+            attached model.
         TypeError: a weight's dtype or an optimizer that isn't supported.
+        RuntimeError: a GPU that this build can't use.
         Whatever is raised names the module, and no module has been changed.
     """
     if attachments_of(model):
@@ -86,6 +88,6 @@ def _built(site: Site, settings: Settings) -> EngineModule:
     try:
         made = build(site, settings)
         check_swap(site.module, made)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"{title(site.name)}: {error}") from error
     return made

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from cpr_native._native import Collection
 from cpr_native._tensor import describe
-from cpr_native.modules import _compile
-from cpr_native.modules._carry import Carried, put, take
-from cpr_native.modules._memory import as_tensor, compute_dtype, data_type_of, torch_dtype, weight_memory
-from cpr_native.modules._plan import EnginePlan
+from cpr_native.device import describe_on
+from cpr_native.device.engine import DeviceEngine
+from cpr_native.modules import _compile, _copying, _following
+from cpr_native.modules._memory import as_tensor, compute_dtype, torch_dtype
+from cpr_native.modules._places import CPU
+from cpr_native.modules._plan import Engine, EnginePlan
 from cpr_native.modules._watch import mark_updates, watch_optimizers
 from cpr_native.modules.optimizer import EmbeddingFusedOptimizer
 from cpr_native.shared import current
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cpr_native.modules._call import Request
 
     UpdateObserver = Callable[[Request, Sequence[int]], Callable[[], None]]
+
+_META = torch.device("meta")
 
 
 class EngineModule(nn.Module):
@@ -33,6 +38,12 @@ class EngineModule(nn.Module):
     moved (`.to()`, `.half()`, `load_state_dict(assign=True)`) is bound anew, an unexpected version means
     that somebody wrote in place; either way all rows of that table become dirty. Writes that torch doesn't
     see (`weight.data`, NumPy views) must be announced with `mark_dirty`.
+
+    Tables on a GPU have their engine there. After `.to("cuda")`, `.cpu()` and the like the next forward, or
+    `sync()`, makes an engine where the parameters are now, with the rows' state and trackers. Ids, offsets,
+    per-sample weights and gradients lie on that device. Calls give work to torch's current stream and don't
+    wait for it, so a bad id or offset is found late: its bag is NaN, nothing is updated any more, and the
+    next call or `synchronize()` raises.
 
     With a fused optimizer every backward is one optimizer step of the engine and `weight.grad` stays None:
 
@@ -53,15 +64,21 @@ class EngineModule(nn.Module):
 
     rank_local: bool
 
-    def __init__(self, plan: EnginePlan, *, rank_local: bool = False) -> None:
+    def __init__(
+        self, plan: EnginePlan, *, rank_local: bool = False, weights: Sequence[Tensor] | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.rank_local = rank_local
         self._plan = plan
         self._grad_scale = 1.0
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
-        self._start(plan.build(current()))
+        if plan.host_memory:
+            self.register_state_dict_pre_hook(_before_host_access)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_before_host_access)  # type: ignore[no-untyped-call]
+        given = None if weights is None else [weight.detach() for weight in weights]
+        self._start(plan.build(current(), given))
 
-    def _start(self, engine: Collection) -> None:
+    def _start(self, engine: Engine) -> None:
         self._use(engine)
         self._addresses = [0] * len(self._plan.tables)
         self._versions = [0] * len(self._plan.tables)
@@ -72,15 +89,32 @@ class EngineModule(nn.Module):
         self._observer: UpdateObserver | None = None
         # Asks autograd for a backward although no weight wants a gradient; never gets one itself.
         with torch.inference_mode(False):
-            self._hook = torch.zeros((), device="cpu", requires_grad=True)
+            self._hook = torch.zeros((), device=CPU, requires_grad=True)
         self._token = _compile.new_token(self)
         if not self._fused:
             watch_optimizers(self, lambda module: list(enumerate(module._weights())), mark_updates)
 
-    def _use(self, engine: Collection) -> None:
+    def _use(self, engine: Engine) -> None:
         self._engine = engine
         self._output_dim = engine.output_dim
         self._compute_dtype = compute_dtype(torch_dtype(self._plan.tables[0].data_type))
+        place = self._plan.place
+        self._describe = describe if place is None else partial(describe_on, place)
+        self._device = CPU if place is None else place.torch_device
+        self._weight_device = CPU if self._plan.host_memory else self._device
+
+    def _input_device(self, ids: object) -> torch.device:
+        """Where `ids` and all that comes with them have to be: with the weights, moved ones too."""
+        if getattr(ids, "device", None) != self._device and not torch.compiler.is_compiling():
+            self.sync()
+        return self._device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # At once: a graph that is compiled next has to find the engine where the parameters are.
+        if self._weights()[0].device not in (self._weight_device, _META):
+            self.sync()
+        return self
 
     def _table_view(self, table: int) -> Tensor:
         """The engine's memory of a table: a tensor [num_embeddings, embedding_dim] of its dtype, aliased."""
@@ -103,7 +137,7 @@ class EngineModule(nn.Module):
         return self._plan
 
     @property
-    def engine(self) -> Collection:
+    def engine(self) -> Engine:
         """The native engine; call `sync()` before handing it on if a parameter may have changed."""
         return self._engine
 
@@ -152,7 +186,7 @@ class EngineModule(nn.Module):
 
     @property
     def skipped_steps(self) -> int:
-        """Number of batches skipped because their gradient held inf or NaN."""
+        """Number of batches skipped because their gradient held inf or NaN; waits for a GPU that has them."""
         return self._skipped_before + self._engine.skipped_steps
 
     def optimizer_scalars(self) -> dict[str, Any]:
@@ -193,9 +227,21 @@ class EngineModule(nn.Module):
 
         Raises:
             TypeError: a weight has a dtype that the engine has no tables of.
-            ValueError: a weight left the CPU, isn't contiguous or changed its shape.
+            ValueError: a weight isn't contiguous, changed its shape or is on a device without an engine, or
+                the weights are on several.
+            RuntimeError: they moved to a GPU that can't be used, or under a RecoveryManager.
         """
         self._synced()
+
+    def synchronize(self) -> None:
+        """Wait for the device that the tables are on, and raise what it found; without effect on the CPU.
+
+        Raises:
+            IndexError: an id out of range, of an earlier lookup; names table, id and position.
+            ValueError: offsets that don't fit, of an earlier lookup.
+        """
+        if isinstance(self._engine, DeviceEngine):
+            self._engine.synchronize()
 
     def _synced(self) -> list[nn.Parameter]:
         """`sync`, then the parameter of every table."""
@@ -204,58 +250,13 @@ class EngineModule(nn.Module):
         weights = self._weights()
         moved = [weight.data_ptr() for weight in weights] != self._addresses
         if moved or [weight._version for weight in weights] != self._versions:
-            self._follow(weights)
+            _following.follow(self, weights)
         return weights
-
-    def _follow(self, weights: Sequence[Tensor]) -> None:
-        for table, weight in enumerate(weights):
-            if weight.data_ptr() != self._addresses[table]:
-                self._bind(table, weight)
-            elif weight._version != self._versions[table]:
-                self._engine.mark_dirty(table)
-                self._versions[table] = weight._version
-
-    def _bind(self, table: int, weight: Tensor) -> None:
-        config = self._plan.tables[table]
-        reference = weight_memory(config, weight, fused=self._fused)
-        if weight.dtype != torch_dtype(config.data_type):
-            self._rebuild()
-            return
-        self._engine.bind_weight(table, reference, weight.detach())
-        self._engine.mark_dirty(table)
-        self._addresses[table], self._versions[table] = weight.data_ptr(), weight._version
-
-    def _rebuild(self) -> None:
-        """Make an engine for the weights' dtypes; state, trackers and scalars stay, all rows become dirty."""
-        if self._observer is not None:
-            raise RuntimeError(
-                "the weights' dtype changed under a RecoveryManager: change it before the manager is made"
-            )
-        weights, pairs = self._weights(), list(zip(self._plan.tables, self._weights(), strict=True))
-        memory = [weight_memory(config, weight, fused=self._fused) for config, weight in pairs]
-        tables = [replace(config, data_type=data_type_of("weight", weight.dtype)) for config, weight in pairs]
-        carried, scalars = self._carried(), self.optimizer_scalars()
-        plan = replace(self._plan, tables=tuple(tables))
-        engine = plan.build()
-        for table, (weight, reference) in enumerate(zip(weights, memory, strict=True)):
-            engine.bind_weight(table, reference, weight.detach())
-            put(engine, table, weight, carried[table])
-            engine.mark_dirty(table)
-        self._plan = plan
-        self._use(engine)
-        if self._optimizer is not None:
-            self._optimizer.rebind(engine)
-        self.load_optimizer_scalars(scalars)
-        self._adopt()
-
-    def _carried(self) -> list[Carried]:
-        trackers = enumerate(self._plan.trackers)
-        return [take(self._engine, table, drift=tracked.drift) for table, tracked in trackers]
 
     def _mark(self, table: int, rows: Tensor | Sequence[int] | None) -> None:
         if rows is None:
             return self._engine.mark_dirty(table)
-        ids = torch.as_tensor(rows, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
+        ids = torch.as_tensor(rows, dtype=torch.int64, device=CPU).reshape(-1).contiguous()
         self._engine.mark_dirty(table, describe(ids))
 
     def _written(self, weights: Sequence[Tensor], frozen: Sequence[int]) -> None:
@@ -268,21 +269,10 @@ class EngineModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self.sync()
-        left_out = ("_engine", "_hook", "_token", "_observer", "_optimizer", "_compiled_call_impl")
-        state = {key: value for key, value in self.__dict__.items() if key not in left_out}
-        return {**state, "_copied": (self.optimizer_scalars(), self._carried())}
+        return _copying.state_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        scalars, carried = state.pop("_copied")
-        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
-        self._start(self._plan.build())
-        self.load_optimizer_scalars(scalars)
-        for table, weight in enumerate(self._weights()):
-            rows = self._table_view(table)
-            rows.copy_(weight.detach())
-            weight.data = rows
-            put(self._engine, table, rows, carried[table])
-        self._adopt()
+        _copying.restore(self, state)
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise RuntimeError("torch.jit.script: the engine's modules can't be scripted, use torch.compile")
@@ -293,6 +283,11 @@ class EngineModule(nn.Module):
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a shallow copy would share the tables between two engines: use copy.deepcopy")
+
+
+def _before_host_access(module: EngineModule, *_args: object) -> None:
+    # The host reads or writes rows that the device may still be writing.
+    module.synchronize()
 
 
 def _after_load(module: nn.Module, _incompatible: object) -> None:

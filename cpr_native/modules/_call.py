@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from cpr_native._native import Batch
-from cpr_native._tensor import describe
+from cpr_native.device import DeviceEngine
 from cpr_native.modules._inputs import check_offsets, check_rows
 from cpr_native.modules._memory import torch_dtype
 
 if TYPE_CHECKING:
+    from cpr_native._native import Batch, DeviceBatch
     from cpr_native.modules._base import EngineModule
 
 
 @dataclass(frozen=True)
 class Request:
-    """Contiguous CPU ids of one lookup: `bags` rows of output, by offsets or by `ids_per_bag` ids each.
+    """Contiguous ids of one lookup, on its module's device.
 
-    Ids equal to `padding_idx` belong to no bag; None: every id counts.
+    `bags` rows of output, by offsets or by `ids_per_bag` ids each. Ids equal to `padding_idx` belong to no
+    bag; None: every id counts.
     """
 
     ids: Tensor
@@ -42,7 +43,7 @@ class Call:
 
     def __init__(self, module: EngineModule, frozen: Sequence[int], sparse: bool) -> None:
         self.module, self.frozen, self.sparse = module, frozen, sparse
-        self._batch: Batch | None = None
+        self._batch: Batch | DeviceBatch | None = None
         self._read: list[tuple[int, int]] | None = None
         self._kept: Tensor | None = None
         self._after_update: Callable[[], None] | None = None
@@ -66,9 +67,10 @@ class Call:
         module, batch = self.module, self.batch()
         check_rank_local(module)
         weights = module._synced()
-        updated = module._engine.update(
+        engine: Any = module._engine  # of the batch's kind
+        updated = engine.update(
             batch,
-            describe(grad),
+            module._describe(grad),
             threads=torch.get_num_threads(),
             grad_scale=module._grad_scale,
             frozen=self.frozen,
@@ -92,14 +94,16 @@ class Call:
     def dense_gradient(self, grad: Tensor, table: int) -> Tensor:
         """`weight_grad`, dense."""
         rows, values = self._gradient(grad, table)
-        return torch.zeros(self._shape(table), dtype=values.dtype, device="cpu").index_copy_(0, rows, values)
+        dense = torch.zeros(self._shape(table), dtype=values.dtype, device=values.device)
+        return dense.index_copy_(0, rows, values)
 
     def _gradient(self, grad: Tensor, table: int) -> tuple[Tensor, Tensor]:
-        rows, values = self.module._engine.gradient(
-            self.batch(), describe(grad), table=table, threads=torch.get_num_threads()
+        engine: Any = self.module._engine
+        rows, values = engine.gradient(
+            self.batch(), self.module._describe(grad), table=table, threads=torch.get_num_threads()
         )
         kind = torch_dtype(self.module._plan.tables[table].data_type)
-        return torch.from_numpy(rows), torch.from_numpy(values).to(kind)
+        return torch.as_tensor(rows), torch.as_tensor(values).to(kind)
 
     def _shape(self, table: int) -> tuple[int, int]:
         config = self.module._plan.tables[table]
@@ -121,15 +125,16 @@ class Call:
                 "operation (a fused optimizer step, say) or replaced since their forward"
             )
         batch = self.batch()
-        out = torch.empty(batch.num_ids, dtype=grad.dtype, device="cpu")
-        self.module._engine.per_sample_weight_grad(
-            batch, describe(grad), describe(out), threads=torch.get_num_threads()
-        )
+        out = torch.empty(batch.num_ids, dtype=grad.dtype, device=grad.device)
+        engine: Any = self.module._engine
+        describe = self.module._describe
+        engine.per_sample_weight_grad(batch, describe(grad), describe(out), threads=torch.get_num_threads())
         if self._kept is None:
             return out
-        return torch.zeros(self._kept.shape, dtype=grad.dtype, device="cpu").masked_scatter_(self._kept, out)
+        zeros = torch.zeros(self._kept.shape, dtype=grad.dtype, device=grad.device)
+        return zeros.masked_scatter_(self._kept, out)
 
-    def batch(self) -> Batch:
+    def batch(self) -> Batch | DeviceBatch:
         """The engine's copy of the ids; raises RuntimeError after the update."""
         if self._batch is None:
             raise RuntimeError(
@@ -150,9 +155,9 @@ def pool(module: EngineModule, request: Request, per_sample_weights: Tensor | No
 
 def _pool(
     module: EngineModule, request: Request, per_sample_weights: Tensor | None, *, keep: bool
-) -> tuple[Tensor, Batch | None]:
-    engine = module._engine
-    out = torch.empty((request.bags, engine.output_dim), dtype=module._compute_dtype, device="cpu")
+) -> tuple[Tensor, Batch | DeviceBatch | None]:
+    engine, describe = module._engine, module._describe
+    out = torch.empty((request.bags, module._output_dim), dtype=module._compute_dtype, device=module._device)
     batch = engine.lookup(
         describe(request.ids),
         None if request.offsets is None else describe(request.offsets),
@@ -174,11 +179,11 @@ def without_padding(
         return request, per_sample_weights, None
     ids, bounds = request.ids, request.offsets
     if bounds is None:
-        bounds = even_offsets(request.bags, request.ids_per_bag)
+        bounds = even_offsets(request.bags, request.ids_per_bag, ids.device)
     check_offsets(bounds, ids.shape[0])
     check_rows(ids, module._plan.tables[0].num_embeddings)
     kept = ids.ne(padding_idx)
-    before = torch.zeros(ids.shape[0] + 1, dtype=torch.int64, device="cpu")
+    before = torch.zeros(ids.shape[0] + 1, dtype=torch.int64, device=ids.device)
     torch.cumsum(kept, 0, out=before[1:])
     if per_sample_weights is not None:
         per_sample_weights = per_sample_weights[kept]
@@ -188,16 +193,19 @@ def without_padding(
 def renormalise(module: EngineModule, request: Request, max_norm: float, norm_type: float) -> None:
     """Scale the rows named by the ids down to `max_norm`, as torch; all of the request is checked before."""
     (weight,) = module._synced()
+    engine = module._engine
+    if isinstance(engine, DeviceEngine):
+        raise ValueError("max_norm: expected a table on the CPU, got one on a device")
     if request.offsets is not None:
         check_offsets(request.offsets, request.ids.shape[0])
-    if module._engine.renormalise(0, describe(request.ids), max_norm, norm_type):
+    if engine.renormalise(0, module._describe(request.ids), max_norm, norm_type):
         torch.autograd.graph.increment_version(weight)
         module._versions[0] = weight._version
 
 
-def even_offsets(bags: int, ids_per_bag: int) -> Tensor:
+def even_offsets(bags: int, ids_per_bag: int, device: torch.device) -> Tensor:
     """Where each of `bags` bags of `ids_per_bag` ids begins, and the end: int64 [bags + 1]."""
-    return torch.arange(bags + 1, dtype=torch.int64, device="cpu") * ids_per_bag
+    return torch.arange(bags + 1, dtype=torch.int64, device=device) * ids_per_bag
 
 
 def check_rank_local(module: EngineModule) -> None:

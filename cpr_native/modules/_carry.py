@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.modules._plan import Engine
 from cpr_native.modules._row_state import write_state
 
 
@@ -23,7 +23,7 @@ class Carried:
     drift: NDArray[np.float32] | None
 
 
-def take(engine: Collection, table: int, *, drift: bool) -> Carried:
+def take(engine: Engine, table: int, *, drift: bool) -> Carried:
     """Copy what the rows of a table have; `drift`: the table has that tracker."""
     state = engine.state(table)
     return Carried(
@@ -33,7 +33,7 @@ def take(engine: Collection, table: int, *, drift: bool) -> Carried:
     )
 
 
-def put(engine: Collection, table: int, weight: Tensor, carried: Carried) -> None:
+def put(engine: Engine, table: int, weight: Tensor, carried: Carried) -> None:
     """Give it to the rows of a table of `engine`, which are `weight`."""
     write_state(engine, table, weight, carried.state)
     engine.set_trackers(table, describe(carried.trackers))

@@ -128,7 +128,7 @@ def _lookup_only(token: Tensor, *batch: Any) -> Tensor:
 
 @_lookup_only.register_fake
 def _(token: Tensor, *batch: Any) -> Tensor:
-    return _fake_output(token, *batch)
+    return _fake_output(*batch)
 
 
 @torch.library.custom_op(
@@ -153,7 +153,7 @@ def _lookup_kept(
 @_lookup_kept.register_fake
 def _(token: Tensor, _hook: Any, _weights: Any, *rest: Any) -> tuple[Tensor, Tensor]:
     *batch, _frozen, _sparse, _ = rest
-    return _fake_output(token, *batch), token.new_empty(1)
+    return _fake_output(*batch), token.new_empty(1)
 
 
 def _request(
@@ -173,8 +173,7 @@ def _request(
 
 
 def _fake_output(
-    token: Tensor,
-    _ids: Any,
+    ids: Tensor,
     _offsets: Any,
     _weights: Any,
     bags: int,
@@ -183,7 +182,7 @@ def _fake_output(
     dim: int,
     dtype: Any,
 ) -> Tensor:
-    return token.new_empty((bags, dim), dtype=dtype)
+    return ids.new_empty((bags, dim), dtype=dtype)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from cpr_native._tensor import describe
-from cpr_native.config import DataType, EmbeddingBagConfig, PoolingType, Trackers
+from cpr_native.config import EmbeddingBagConfig, PoolingType, Trackers
+from cpr_native.device import Place
 from cpr_native.modules._base import EngineModule
 from cpr_native.modules._call import Request
-from cpr_native.modules._inputs import check_device
 from cpr_native.modules._lookup import look_up, renormalise
 from cpr_native.modules._memory import data_type_of
+from cpr_native.modules._places import Device, check_memory, check_shape, place_for
 from cpr_native.modules._plan import EnginePlan, is_attached
 from cpr_native.optim import FusedOptimizer
 
@@ -43,7 +43,7 @@ class DropIn(EngineModule):
         pooling: PoolingType,
         padding_idx: int | None,
         scale_grad_by_freq: bool,
-        device: torch.device | str | int | None,
+        device: Device,
         dtype: torch.dtype | None,
         optimizer: FusedOptimizer | None,
         trackers: Trackers | None,
@@ -51,10 +51,12 @@ class DropIn(EngineModule):
     ) -> None:
         fused = optimizer is not None
         if given is None:
-            check_device(device)
+            device = torch.get_default_device() if device is None else device
             kind = data_type_of("dtype", torch.get_default_dtype() if dtype is None else dtype, fused=fused)
         else:
-            kind = _check_given(given, rows, dim, fused=fused)
+            # As in torch, its device decides.
+            device = device if isinstance(device, Place) else None
+            kind = data_type_of("_weight", given.dtype, fused=fused)
         config = EmbeddingBagConfig(
             name="weight",
             num_embeddings=rows,
@@ -70,17 +72,21 @@ class DropIn(EngineModule):
             trackers=(trackers or Trackers(),),
             optimizer=optimizer,
             scale_grad_by_freq=scale_grad_by_freq,
+            place=place_for(device, None if given is None else [given]),
         )
-        EngineModule.__init__(self, plan, rank_local=rank_local)
+        if given is not None:
+            check_shape("_weight", config, given)
+            check_memory("_weight", given, plan.place, host_memory=False)
+        EngineModule.__init__(self, plan, rank_local=rank_local, weights=None if given is None else [given])
         self.num_embeddings, self.embedding_dim, self.padding_idx = rows, dim, padding_idx
         if given is not None:
             self.weight = nn.Parameter(given.detach())
-        else:
-            self.weight = nn.Parameter(self._table_view(0))
-            if is_attached(self.engine):
-                return self._adopt()
+            return self._adopt()
+        self.weight = nn.Parameter(self._table_view(0))
+        self._adopt()
+        if not is_attached(self.engine):
             self.reset_parameters()
-        self.sync()
+            self.sync()
 
     def _pooled(self, request: Request, per_sample_weights: Tensor | None = None) -> Tensor:
         """The request's bags in the weight's dtype, after `max_norm`."""
@@ -110,10 +116,3 @@ class DropIn(EngineModule):
             IndexError: a row out of range.
         """
         self._mark(0, rows)
-
-
-def _check_given(weight: Tensor, rows: int, dim: int, *, fused: bool) -> DataType:
-    if tuple(weight.shape) != (rows, dim):
-        raise ValueError(f"_weight: expected shape ({rows}, {dim}), got {tuple(weight.shape)}")
-    describe(weight)
-    return data_type_of("_weight", weight.dtype, fused=fused)

@@ -8,20 +8,26 @@ import torch
 from torch import Tensor
 
 _ID_DTYPES = (torch.int32, torch.int64)
+_CPU = torch.device("cpu")
 
 
-def check_ids(name: str, ids: Tensor) -> None:
-    """Raise TypeError unless `ids` is a tensor of int32 or int64, ValueError unless it lies in CPU memory."""
+def check_ids(name: str, ids: Tensor, device: torch.device = _CPU) -> None:
+    """Raise TypeError unless `ids` is a tensor of int32 or int64, ValueError unless it is on `device`."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(ids).__name__}")
     if ids.dtype not in _ID_DTYPES:
         raise TypeError(f"{name}: expected int32 or int64, got {str(ids.dtype).removeprefix('torch.')}")
-    if not ids.is_cpu:
-        raise ValueError(f"{name}: expected a tensor in CPU memory, got one on device {ids.device}")
+    _check_device(name, ids, device)
+
+
+def _check_device(name: str, x: Tensor, device: torch.device) -> None:
+    if x.device != device:
+        where = "in CPU memory" if device == _CPU else f"on device {device}"
+        raise ValueError(f"{name}: expected a tensor {where}, got one on device {x.device}")
 
 
 def check_per_sample_weights(weights: Tensor, ids: Tensor, *, pooling: str, dtype: torch.dtype) -> None:
-    """Raise unless `weights` is of `dtype` and the shape of `ids`, on the CPU, and `pooling` is "sum"."""
+    """Raise unless `weights` is of `dtype`, of the shape and device of `ids`, and `pooling` is "sum"."""
     if not isinstance(weights, Tensor) or weights.dtype != dtype:
         got = _name(getattr(weights, "dtype", type(weights).__name__))
         raise TypeError(f"per_sample_weights: expected a {_name(dtype)} tensor, got {got}")
@@ -29,8 +35,7 @@ def check_per_sample_weights(weights: Tensor, ids: Tensor, *, pooling: str, dtyp
         raise ValueError(
             f"per_sample_weights: expected the ids' shape, {tuple(ids.shape)}, got {tuple(weights.shape)}"
         )
-    if not weights.is_cpu:
-        raise ValueError(f"per_sample_weights: expected CPU memory, got device {weights.device}")
+    _check_device("per_sample_weights", weights, ids.device)
     if pooling != "sum":
         raise ValueError(f"per_sample_weights: supported with sum pooling only, got {pooling}")
 
@@ -54,13 +59,6 @@ def check_options(
         raise ValueError(f"max_norm: expected None or a finite number >= 0, got {max_norm}")
     if not norm_type > 0.0:
         raise ValueError(f"norm_type: expected a number > 0, got {norm_type}")
-
-
-def check_device(device: torch.device | str | int | None) -> None:
-    """Raise ValueError unless a new weight would lie in CPU memory."""
-    place = torch.get_default_device() if device is None else torch.device(device)
-    if place.type != "cpu":
-        raise ValueError(f"device: expected cpu, got {place}")
 
 
 def wrap_padding_idx(padding_idx: int | None, num_embeddings: int) -> int | None:
@@ -89,16 +87,15 @@ def check_rows(ids: Tensor, num_embeddings: int) -> None:
 
 
 def check_offsets(offsets: Tensor, num_ids: int) -> None:
-    """Raise ValueError unless `offsets` ([bags + 1]) ascends from 0 to `num_ids`."""
-    if int(offsets[0]) != 0:
-        raise ValueError(f"offsets[0]: expected 0, got {int(offsets[0])}")
-    descents = (offsets[1:] < offsets[:-1]).nonzero()
-    if len(descents):
-        bag = int(descents[0])
+    """Raise ValueError unless `offsets` ([bags + 1]) ascends from 0 to `num_ids`; waits once for a GPU."""
+    descents = offsets[1:] < offsets[:-1]
+    first, last, descends = torch.stack((offsets[0], offsets[-1], descents.any().to(offsets.dtype))).tolist()
+    if first != 0:
+        raise ValueError(f"offsets[0]: expected 0, got {first}")
+    if descends:
+        bag = int(descents.nonzero()[0])
         raise ValueError(
             f"offsets[{bag + 1}]: expected at least {int(offsets[bag])}, got {int(offsets[bag + 1])}"
         )
-    if int(offsets[-1]) != num_ids:
-        raise ValueError(
-            f"offsets[{len(offsets) - 1}]: expected the number of ids, {num_ids}, got {int(offsets[-1])}"
-        )
+    if last != num_ids:
+        raise ValueError(f"offsets[{len(offsets) - 1}]: expected the number of ids, {num_ids}, got {last}")

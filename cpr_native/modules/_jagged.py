@@ -63,7 +63,8 @@ def is_keyed_jagged(value: object) -> TypeIs[KeyedJagged]:
 def bags_of(jagged: KeyedJagged, features: Sequence[str], *, weighted: bool) -> Bags:
     """The bags of `features`, in that order; a feature may be named twice.
 
-    Keys in the order of the features, without others between or before them, are not copied.
+    Keys in the order of the features, without others between or before them, are not copied. A GPU is waited
+    for, once, unless the keys are just the features.
 
     Raises:
         ValueError: a key is missing, there are no weights where `weighted` asks for them, or the batch size
@@ -96,22 +97,23 @@ def bags_of(jagged: KeyedJagged, features: Sequence[str], *, weighted: bool) -> 
 def _chosen(bags: Bags, chosen: list[int], batch: int) -> Bags:
     ids, offsets, weights = bags.ids, bags.offsets, bags.weights
     first, count = chosen[0], len(chosen)
+    # Where the ids of each key begin, and the end.
+    begins = offsets[::batch].tolist() if batch else [0] * (max(chosen) + 2)
     if chosen == list(range(first, first + count)):
         offsets = offsets[first * batch : (first + count) * batch + 1]
-        begin, end = int(offsets[0]), int(offsets[-1])
+        begin, end = begins[first], begins[first + count]
         return Bags(
             ids[begin:end],
             offsets - begin if begin else offsets,
             None if weights is None else weights[begin:end],
         )
-    bounds = [int(offsets[key * batch]) for key in (*chosen, *(key + 1 for key in chosen))]
-    spans = list(zip(bounds[:count], bounds[count:], strict=True))
+    spans = [(begins[key], begins[key + 1]) for key in chosen]
     lengths = torch.cat([offsets[k * batch : (k + 1) * batch + 1].diff() for k in chosen])
-    begins = offsets.new_zeros(lengths.shape[0] + 1)
-    torch.cumsum(lengths, 0, out=begins[1:])
+    bounds = offsets.new_zeros(lengths.shape[0] + 1)
+    torch.cumsum(lengths, 0, out=bounds[1:])
     return Bags(
         torch.cat([ids[begin:end] for begin, end in spans]),
-        begins,
+        bounds,
         None if weights is None else torch.cat([weights[begin:end] for begin, end in spans]),
     )
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cpr_native._tensor import describe
-from cpr_native.config import BaseEmbeddingConfig, DataType
+from cpr_native.config import DataType
 
 if TYPE_CHECKING:
     from cpr_native._native import TensorRef
@@ -61,24 +61,10 @@ def span_of(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
 
-def weight_memory(config: BaseEmbeddingConfig, weight: Tensor, *, fused: bool) -> TensorRef:
-    """The memory of the weight of a table, of any dtype that the engine has.
-
-    Raises:
-        TypeError: a dtype that the engine has no tables of.
-        ValueError: another shape, not contiguous or not in CPU memory.
-    """
-    where = f"table {config.name!r}: weight"
-    expected = (config.num_embeddings, config.embedding_dim)
-    if tuple(weight.shape) != expected:
-        raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
-    memory = memory_of(where, weight)
-    data_type_of(where, weight.dtype, fused=fused)
-    return memory
-
-
-def as_tensor(rows: NDArray[np.generic], kind: DataType) -> Tensor:
-    """`Collection.weight`'s view of a table as a tensor of its dtype; aliased."""
+def as_tensor(rows: NDArray[np.generic] | Tensor, kind: DataType) -> Tensor:
+    """What an engine's `weight` gives of a table as a tensor of its dtype; aliased."""
+    if isinstance(rows, Tensor):
+        return rows
     if kind is DataType.BF16:
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)

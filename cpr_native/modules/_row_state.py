@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.modules._plan import Engine
 from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, RowWiseAdagrad
 
 FloatArray = NDArray[np.float32]
@@ -83,15 +83,16 @@ def _as_engine(columns: FloatArray) -> FloatArray:
     return columns.reshape(-1) if columns.shape[1] == 1 else columns
 
 
-def write_state(engine: Collection, table: int, weight: Tensor, state: FloatArray | None) -> None:
+def write_state(engine: Engine, table: int, weight: Tensor, state: FloatArray | None) -> None:
     """Write the state of all rows of a table whose rows are `weight`; they become dirty, counts stay."""
     if state is None:
         return
     trackers = engine.trackers(table)
     first = engine.tables[table].row_offset
     for begin in range(0, len(state), _BLOCK):
-        # Copies: the engine reads them while it writes the rows.
-        values, rows = state[begin : begin + _BLOCK], weight.detach()[begin : begin + _BLOCK].clone()
+        # Copies in memory of the host: the engine reads them while it writes the rows.
+        values = state[begin : begin + _BLOCK]
+        rows = weight.detach()[begin : begin + _BLOCK].to("cpu", copy=True)
         ids = np.arange(first + begin, first + begin + len(values), dtype=np.int64)
         engine.load_rows(table, describe(ids), describe(rows), describe(values), dirty=True)
     engine.set_trackers(table, describe(trackers))

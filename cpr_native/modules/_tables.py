@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cpr_native.config import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, Trackers
 from cpr_native.modules._base import EngineModule
-from cpr_native.modules._memory import memory_of
+from cpr_native.modules._places import Device, check_memory, check_shape, place_for
 from cpr_native.modules._plan import EnginePlan
 from cpr_native.optim import FusedOptimizer
 
@@ -55,28 +55,34 @@ class TableCollection(abc.ABC, EngineModule, Generic[Config]):
         trackers: Trackers | Mapping[str, Trackers] | None,
         rank_local: bool,
         max_staging_bytes: int,
+        device: Device,
+        host_memory: bool,
         weights: Sequence[Tensor] | None,
     ) -> None:
         names = [config.name for config in tables]
         _check_names(names)
-        if weights is not None:
-            _check_weights(tables, weights)
+        if host_memory and optimizer is None:
+            raise ValueError(
+                "host_memory: expected a fused optimizer, got optimizer=None: torch's optimizers need "
+                "gradients where the weights are"
+            )
         plan = EnginePlan(
             tables=tuple(tables),
             trackers=trackers_of(names, trackers),
             optimizer=optimizer,
             seed=seed,
             max_staging_bytes=max_staging_bytes,
+            place=place_for(device, weights, host_memory=host_memory),
+            host_memory=host_memory,
         )
-        super().__init__(plan, rank_local=rank_local)
+        if weights is not None:
+            _check_weights(plan, weights)
+        super().__init__(plan, rank_local=rank_local, weights=weights)
         memory = [self._table_view(table) for table in range(len(tables))] if weights is None else weights
         holders = {name: _Table(weight) for name, weight in zip(names, memory, strict=True)}
         self.add_module(self._holder, _Tables(holders))
         self._features = [feature for config in tables for feature in config.feature_names]
-        if weights is None:
-            self._adopt()
-        else:
-            self.sync()
+        self._adopt()
 
     def _weights(self) -> list[nn.Parameter]:
         tables = cast(nn.Module, self._modules[self._holder])._modules.values()
@@ -98,8 +104,8 @@ class TableCollection(abc.ABC, EngineModule, Generic[Config]):
 
     @property
     def device(self) -> torch.device:
-        """The device of the tables, always `cpu`."""
-        return torch.device("cpu")
+        """Where the engine is, and ids and output: `cpu` or a GPU (with `host_memory` the weights aren't)."""
+        return self._device
 
     def memory(self) -> dict[str, int]:
         """Bytes that the engine holds for this collection.
@@ -147,18 +153,16 @@ def _check_names(names: Sequence[str]) -> None:
         raise ValueError(f"table names must be unique in a collection, got twice: {', '.join(twice)}")
 
 
-def _check_weights(tables: Sequence[BaseEmbeddingConfig], weights: Sequence[Tensor]) -> None:
-    if len(weights) != len(tables):
-        raise ValueError(f"_weights: expected one for each of {len(tables)} tables, got {len(weights)}")
-    for config, weight in zip(tables, weights, strict=True):
+def _check_weights(plan: EnginePlan, weights: Sequence[Tensor]) -> None:
+    if len(weights) != len(plan.tables):
+        raise ValueError(f"_weights: expected one for each of {len(plan.tables)} tables, got {len(weights)}")
+    for config, weight in zip(plan.tables, weights, strict=True):
         where = f"table {config.name!r}: weight"
-        expected = (config.num_embeddings, config.embedding_dim)
-        if tuple(weight.shape) != expected:
-            raise ValueError(f"{where}: expected shape {expected}, got {tuple(weight.shape)}")
+        check_shape(where, config, weight)
         dtype = str(weight.dtype).removeprefix("torch.")
         if dtype != config.data_type.dtype:
             raise TypeError(f"{where}: expected {config.data_type.dtype}, got {dtype}")
-        memory_of(where, weight)
+        check_memory(where, weight, plan.place, host_memory=plan.host_memory)
 
 
 def trackers_of(

@@ -15,8 +15,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from cpr_native._native import Collection
 from cpr_native._tensor import describe
+from cpr_native.device.engine import DeviceEngine
+from cpr_native.modules._plan import Engine
 
 
 class Update(NamedTuple):
@@ -34,7 +35,7 @@ class Watched(Protocol):
     """What `mark_updates` needs of a module or attachment."""
 
     @property
-    def engine(self) -> Collection:
+    def engine(self) -> Engine:
         """The engine that has the tables' dirty bits."""
         ...
 
@@ -94,7 +95,9 @@ def mark_updates(watched: Watched, optimizer: Optimizer, updates: Sequence[Updat
         if grad is None or writes != _writes_of_step(optimizer, grad):
             engine.mark_dirty(table)
         elif grad.is_sparse:
-            engine.mark_dirty(table, describe(grad._indices()[0].contiguous()))
+            engine.mark_dirty(table, describe(grad._indices()[0].cpu().contiguous()))
+        elif isinstance(engine, DeviceEngine):
+            engine.mark_dirty_nonzero(table, grad.contiguous())
         else:
             engine.mark_dirty_nonzero(table, describe(grad.contiguous()))
 

@@ -14,6 +14,7 @@ from cpr_native.modules._inputs import check_ids, check_per_sample_weights
 from cpr_native.modules._jagged import Keyed, KeyedJagged, bags_of, is_keyed_jagged, keyed_tensor
 from cpr_native.modules._lookup import look_up
 from cpr_native.modules._memory import compute_dtype
+from cpr_native.modules._places import Device
 from cpr_native.modules._plan import DEFAULT_STAGING_BYTES
 from cpr_native.modules._tables import TableCollection, output_names
 from cpr_native.optim import FusedOptimizer
@@ -34,12 +35,19 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
         trackers: of every table, or a mapping from table names; tables not in it get `Trackers()`.
         rank_local: the tables of each rank of `torch.distributed` may differ.
         max_staging_bytes: memory of the rows a snapshot holds while they are written; bytes.
-        _weights: [num_embeddings, embedding_dim] of each table, in its data type, CPU, contiguous: become the
-            parameters, not copied; a Parameter stays the same object.
+        device: where tables, ids, offsets, gradients and output lie: "cuda", "cuda:1" and the like; None for
+            that of `_weights`, without them the CPU (as in TorchRec).
+        host_memory: of tables on a GPU: weights and optimizer state lie in pinned memory of the host, where
+            kernels reach them, and the trackers on the GPU. For tables larger than its memory, with a fused
+            optimizer. `synchronize()` before you read or write such weights yourself.
+        _weights: [num_embeddings, embedding_dim] of each table, in its data type, contiguous, on the device
+            (with `host_memory` pinned): become the parameters, not copied; a Parameter stays the same object.
 
     Raises:
-        ValueError: no table, a name twice, trackers for a table that isn't there, `_weights` that don't fit.
+        ValueError: no table, a name twice, trackers for a table that isn't there, `_weights` that don't fit,
+            `host_memory` on the CPU or without a fused optimizer.
         TypeError: an optimizer of another kind, `_weights` of another dtype.
+        RuntimeError: no such GPU, or none that this build can use; the message says why.
     """
 
     _holder = "embedding_bags"
@@ -55,6 +63,8 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
         trackers: Trackers | Mapping[str, Trackers] | None = None,
         rank_local: bool = False,
         max_staging_bytes: int = DEFAULT_STAGING_BYTES,
+        device: Device = None,
+        host_memory: bool = False,
         _weights: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__(
@@ -64,6 +74,8 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
             trackers=trackers,
             rank_local=rank_local,
             max_staging_bytes=max_staging_bytes,
+            device=device,
+            host_memory=host_memory,
             weights=_weights,
         )
         self.sparse = sparse
@@ -91,15 +103,15 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor | Keyed:
-        """Look up and pool every feature of a batch.
+        """Look up and pool every feature of a batch, all of it on `device`.
 
         Args:
-            ids: [n], int32 or int64, CPU: all ids of the first feature's bags, then of the second's, and so
+            ids: [n], int32 or int64: all ids of the first feature's bags, then of the second's, and so
                 on (the order of TorchRec's KeyedJaggedTensor); copied. Or a KeyedJaggedTensor alone: its keys
                 may be in any order and more than the features. One batch size for all keys.
-            offsets: [features * batch + 1], int32 or int64, CPU: where each bag begins, ascending from 0 to
-                n.
-            per_sample_weights: [n], float32, CPU, or None; for sum pooling only; may require a gradient.
+            offsets: [features * batch + 1], int32 or int64: where each bag begins, ascending from
+                0 to n.
+            per_sample_weights: [n], float32, or None; for sum pooling only; may require a gradient.
                 Those of a KeyedJaggedTensor are its weights.
 
         Returns:
@@ -108,7 +120,8 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
             TorchRec's keys: the features, and `feature@table` for a feature of several tables.
 
         Raises:
-            IndexError: an id out of range; names id, position and table. Nothing is counted or written.
+            IndexError: an id out of range; names id, position and table. Nothing is counted or written. On a
+                GPU it is raised by the next call, and so are offsets that don't fit.
             TypeError: a wrong dtype.
             ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mean or max
                 pooling, a key that is missing, a batch size that varies by key.
@@ -130,8 +143,9 @@ class EmbeddingBagCollection(TableCollection[EmbeddingBagConfig]):
         return keyed_tensor(list(self._keys), list(self._dims), pooled)
 
     def _pooled(self, ids: Any, offsets: Any, per_sample_weights: Tensor | None) -> Tensor:
-        check_ids("ids", ids)
-        check_ids("offsets", offsets)
+        device = self._input_device(ids)
+        check_ids("ids", ids, device)
+        check_ids("offsets", offsets, device)
         if ids.ndim != 1 or offsets.ndim != 1:
             raise ValueError(
                 f"ids, offsets: expected 1-D tensors, got shapes {tuple(ids.shape)}, {tuple(offsets.shape)}"

@@ -11,6 +11,7 @@ from cpr_native.config import PoolingType, Trackers
 from cpr_native.modules._call import Request
 from cpr_native.modules._dropin import DropIn
 from cpr_native.modules._inputs import check_ids, check_options, wrap_padding_idx
+from cpr_native.modules._places import Device
 from cpr_native.modules.embedding_bag import _matrix_shape
 from cpr_native.optim import FusedOptimizer
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 class Embedding(DropIn, nn.Embedding):
     """`torch.nn.Embedding` with tracked rows and, on request, the optimizer inside backward.
 
-    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; the weight
-    lies in CPU memory.
+    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; so are
+    devices: ids lie where the weight does, on the CPU or a GPU.
 
     Args:
         max_norm: forward scales the looked-up rows down to this norm, in `eval()` and under `no_grad` too;
             they become dirty.
-        _weight: [num_embeddings, embedding_dim], CPU, contiguous: becomes the parameter, not copied.
+        _weight: [num_embeddings, embedding_dim], contiguous: becomes the parameter, not copied.
         _freeze: the weight doesn't require a gradient.
         dtype: float32, float16, bfloat16 or, with `optimizer=None`, float64.
         optimizer: one of `cpr_native.optim`, applied inside backward (`EngineModule` has the semantics), or
@@ -55,7 +56,7 @@ class Embedding(DropIn, nn.Embedding):
         sparse: bool = False,
         _weight: Tensor | None = None,
         _freeze: bool = False,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         *,
         optimizer: FusedOptimizer | None = None,
@@ -87,7 +88,7 @@ class Embedding(DropIn, nn.Embedding):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **kwargs: Any) -> Self:
-        """Make a module whose weight is `embeddings` ([rows, dim], CPU; aliased), frozen or not.
+        """Make a module whose weight is `embeddings` ([rows, dim]; aliased), frozen or not.
 
         The other arguments are torch's, in torch's order, and the keyword-only ones of the class.
         """
@@ -100,18 +101,18 @@ class Embedding(DropIn, nn.Embedding):
         """Look up one row per id.
 
         Args:
-            input: ids, int32 or int64, CPU, any shape; copied.
+            input: ids, int32 or int64, on the weight's device, any shape; copied.
 
         Returns:
             [*input.shape, embedding_dim], of the weight's dtype, new memory.
 
         Raises:
             IndexError: an id out of range; names id, position (in the flattened input) and table size.
-                Nothing is counted or written.
+                Nothing is counted or written. On a GPU it is raised by the next call.
             TypeError: a wrong dtype.
-            ValueError: not in CPU memory.
+            ValueError: on another device than the weight.
         """
-        check_ids("input", input)
+        check_ids("input", input, self._input_device(input))
         ids = input.reshape(-1).contiguous()
         request = Request(ids, None, ids.shape[0], 1, self.padding_idx)
         rows = self._pooled(request)
@@ -125,5 +126,5 @@ class Embedding(DropIn, nn.Embedding):
             return self.weight[row].detach()
         # A compiled graph that reads the parameter may do so before `max_norm` was applied.
         with torch.no_grad():
-            ids = torch.full((1,), row, dtype=torch.int64, device="cpu")
+            ids = torch.full((1,), row, dtype=torch.int64, device=self._device)
             return self._pooled(Request(ids, None, 1, 1))

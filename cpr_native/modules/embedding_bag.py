@@ -16,6 +16,7 @@ from cpr_native.modules._inputs import (
     check_per_sample_weights,
     wrap_padding_idx,
 )
+from cpr_native.modules._places import Device
 from cpr_native.optim import FusedOptimizer
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN, "max": PoolingType
 class EmbeddingBag(DropIn, nn.EmbeddingBag):
     """`torch.nn.EmbeddingBag` with tracked rows and, on request, the optimizer inside backward.
 
-    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; the weight
-    lies in CPU memory.
+    Arguments, attributes and initial weights (under the same `torch.manual_seed`) are torch's; so are
+    devices: ids and all that comes with them lie where the weight does, on the CPU or a GPU.
     Where torch crashes or is silently wrong (empty or unsorted offsets, a last offset that isn't the number
     of ids) a ValueError is raised; a 2-D input of 0 columns gives zeros; `scale_grad_by_freq` divides by the
     row's own count (torch's CPU kernel may take another row's).
@@ -36,7 +37,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
     Args:
         max_norm: forward scales the looked-up rows down to this norm, in `eval()` and under `no_grad` too;
             they become dirty, the padding row among them.
-        _weight: [num_embeddings, embedding_dim], CPU, contiguous: becomes the parameter, not copied.
+        _weight: [num_embeddings, embedding_dim], contiguous: becomes the parameter, not copied.
         dtype: float32, float16, bfloat16 or, with `optimizer=None`, float64.
         optimizer: one of `cpr_native.optim`, applied inside backward (`EngineModule` has the semantics), or
             None: backward gives `weight.grad` for any torch optimizer (as `sparse` says: sparse with one
@@ -64,7 +65,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         _weight: Tensor | None = None,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         *,
         optimizer: FusedOptimizer | None = None,
@@ -96,7 +97,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **kwargs: Any) -> Self:
-        """Make a module whose weight is `embeddings` ([rows, dim], CPU; aliased), frozen or not.
+        """Make a module whose weight is `embeddings` ([rows, dim]; aliased), frozen or not.
 
         The other arguments are torch's, in torch's order, and the keyword-only ones of the class.
         """
@@ -120,9 +121,10 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         """Look up and pool bags of rows.
 
         Args:
-            input: ids, int32 or int64, CPU: [bags, ids per bag], or [n] with `offsets`; copied.
-            offsets: where each bag begins, ascending from 0, int32 or int64, CPU: [bags], or [bags + 1]
-                ending with n under `include_last_offset`; None for a 2-D input.
+            input: ids, int32 or int64, where the weight is: [bags, ids per bag], or [n] with `offsets`;
+                copied.
+            offsets: where each bag begins, ascending from 0, int32 or int64, there too: [bags], or
+                [bags + 1] ending with n under `include_last_offset`; None for a 2-D input.
             per_sample_weights: of the shape of `input` and the weight's dtype; mode "sum" only; may require
                 a gradient.
 
@@ -131,18 +133,19 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
         Raises:
             IndexError: an id out of range; names id, position and table size. Nothing is counted or written.
+                On a GPU it is raised by the next call, and so are offsets that don't fit.
             TypeError: a wrong dtype.
             ValueError: offsets that don't fit, a wrong shape or device, per-sample weights with mode "mean"
                 or "max".
         """
-        check_ids("input", input)
+        check_ids("input", input, self._input_device(input))
         if per_sample_weights is not None:
             check_per_sample_weights(per_sample_weights, input, pooling=self.mode, dtype=self.weight.dtype)
             per_sample_weights = per_sample_weights.reshape(-1).contiguous()
         ids = input.reshape(-1).contiguous()
         if input.ndim == 2 and offsets is None:
             bags, columns = input.shape
-            offsets = None if columns else even_offsets(bags, 0)
+            offsets = None if columns else even_offsets(bags, 0, ids.device)
             request = Request(ids, offsets, bags, columns, self.padding_idx)
         elif input.ndim == 1 and offsets is not None:
             bounds = self._bounds(offsets, ids.shape[0])
@@ -156,7 +159,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
     def _bounds(self, offsets: Tensor, num_ids: int) -> Tensor:
         """`offsets` as [bags + 1] with the number of ids at the end."""
-        check_ids("offsets", offsets)
+        check_ids("offsets", offsets, self._device)
         if offsets.ndim != 1:
             raise ValueError(f"offsets: expected 1-D, got shape {tuple(offsets.shape)}")
         count = offsets.shape[0]
@@ -166,7 +169,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             return offsets.contiguous()
         if count == 0 and num_ids > 0:
             raise ValueError(f"offsets: expected at least 1 element for {num_ids} ids, got none")
-        bounds = torch.empty(count + 1, dtype=torch.int64, device="cpu")
+        bounds = torch.empty(count + 1, dtype=torch.int64, device=offsets.device)
         bounds[:count] = offsets
         bounds[count] = num_ids
         return bounds

@@ -13,6 +13,7 @@ from cpr_native.modules._call import Request
 from cpr_native.modules._inputs import check_ids, check_offsets
 from cpr_native.modules._jagged import Jagged, KeyedJagged, bags_of, is_keyed_jagged, jagged_tensor
 from cpr_native.modules._lookup import look_up
+from cpr_native.modules._places import Device
 from cpr_native.modules._plan import DEFAULT_STAGING_BYTES
 from cpr_native.modules._tables import TableCollection, output_names
 from cpr_native.optim import FusedOptimizer
@@ -31,13 +32,19 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
         trackers: of every table, or a mapping from table names; tables not in it get `Trackers()`.
         rank_local: the tables of each rank of `torch.distributed` may differ.
         max_staging_bytes: memory of the rows a snapshot holds while they are written; bytes.
-        _weights: [num_embeddings, embedding_dim] of each table, in its data type, CPU, contiguous: become the
-            parameters, not copied; a Parameter stays the same object.
+        device: where tables, ids, offsets, gradients and output lie: "cuda", "cuda:1" and the like; None for
+            that of `_weights`, without them the CPU (as in TorchRec).
+        host_memory: of tables on a GPU: weights and optimizer state lie in pinned memory of the host, where
+            kernels reach them, and the trackers on the GPU. For tables larger than its memory, with a fused
+            optimizer. `synchronize()` before you read or write such weights yourself.
+        _weights: [num_embeddings, embedding_dim] of each table, in its data type, contiguous, on the device
+            (with `host_memory` pinned): become the parameters, not copied; a Parameter stays the same object.
 
     Raises:
         ValueError: no table, a name twice, several dims, trackers for a table that isn't there, `_weights`
-            that don't fit.
+            that don't fit, `host_memory` on the CPU or without a fused optimizer.
         TypeError: an optimizer of another kind, `_weights` of another dtype.
+        RuntimeError: no such GPU, or none that this build can use; the message says why.
     """
 
     _holder = "embeddings"
@@ -53,6 +60,8 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
         trackers: Trackers | Mapping[str, Trackers] | None = None,
         rank_local: bool = False,
         max_staging_bytes: int = DEFAULT_STAGING_BYTES,
+        device: Device = None,
+        host_memory: bool = False,
         _weights: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__(
@@ -62,6 +71,8 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
             trackers=trackers,
             rank_local=rank_local,
             max_staging_bytes=max_staging_bytes,
+            device=device,
+            host_memory=host_memory,
             weights=_weights,
         )
         self.sparse = sparse
@@ -93,14 +104,15 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
     def forward(
         self, ids: Tensor | KeyedJagged, offsets: Tensor | None = None
     ) -> dict[str, Tensor] | dict[str, Jagged]:
-        """Look up one row per id.
+        """Look up one row per id, all of it on `device`.
 
         Args:
-            ids: [n], int32 or int64, CPU: all ids of the first feature, then of the second, and so on;
+            ids: [n], int32 or int64: all ids of the first feature, then of the second, and so on;
                 copied. Or a KeyedJaggedTensor alone: its keys may be in any order and more than the features.
                 One batch size for all keys.
-            offsets: [features * batch + 1], int32 or int64, CPU: where each bag begins, ascending from 0 to
-                n; or, with a batch of 1, [features + 1].
+            offsets: [features * batch + 1], int32 or int64: where each bag begins, ascending from
+                0 to n; or, with a batch of 1, [features + 1]. A GPU is waited for: the result's shapes are in
+                them.
 
         Returns:
             By feature (`feature@table` for a feature of several tables) [ids of the feature, embedding_dim],
@@ -108,7 +120,8 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
             KeyedJaggedTensor JaggedTensors of them, with the lengths of the bags.
 
         Raises:
-            IndexError: an id out of range; names id, position and table. Nothing is counted or written.
+            IndexError: an id out of range; names id, position and table. Nothing is counted or written. On a
+                GPU it is raised by the next call.
             TypeError: a wrong dtype.
             ValueError: offsets that don't fit, a wrong shape or device, a key that is missing, a batch size
                 that varies by key.
@@ -128,8 +141,9 @@ class EmbeddingCollection(TableCollection[EmbeddingConfig]):
         }
 
     def _rows(self, ids: Any, offsets: Any) -> dict[str, Tensor]:
-        check_ids("ids", ids)
-        check_ids("offsets", offsets)
+        device = self._input_device(ids)
+        check_ids("ids", ids, device)
+        check_ids("offsets", offsets, device)
         if ids.ndim != 1 or offsets.ndim != 1:
             raise ValueError(
                 f"ids, offsets: expected 1-D tensors, got shapes {tuple(ids.shape)}, {tuple(offsets.shape)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cpr_native._native import Collection
+from cpr_native.modules._plan import Engine
 from cpr_native.modules._row_state import joined_state, split_state, write_state
 from cpr_native.optim import FusedOptimizer, native_scalars
 
@@ -84,7 +84,7 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
                     setattr(self._engine, name, value)
             self._values = values
 
-    def rebind(self, engine: Collection) -> None:
+    def rebind(self, engine: Engine) -> None:
         """Go on with another engine of the module, where the hyperparameters in force are put in force."""
         for name, value in native_scalars(self._settings).items():
             setattr(engine, name, value)
@@ -144,7 +144,7 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
 
         Of each table `step` (steps of the module, a float32 scalar) and, float32: `sum` [rows, dim] of
         Adagrad, `sum` [rows] of RowWiseAdagrad, `exp_avg` [rows, dim] and `exp_avg_sq` [rows, dim] of Adam,
-        with `exp_avg_sq` [rows] of PartialRowWiseAdam.
+        with `exp_avg_sq` [rows] of PartialRowWiseAdam. In CPU memory, also of tables on a GPU.
         """
         self.push()
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -106,7 +106,10 @@ def _part(module: EngineModule, places: Sequence[str], *, alone: bool) -> Part:
         names = tuple(
             _join(places[0], of[id(weight)]).removesuffix(".weight") for weight in module._weights()
         )
-    return Part(places[0], module, module.engine, names, keys)
+    engine = module.engine
+    if not isinstance(engine, Collection):
+        raise ValueError(f"module {places[0]!r}: expected tables on the CPU, got some on {engine.place}")
+    return Part(places[0], cast(Tracked, module), engine, names, keys)
 
 
 def check_parts(parts: Sequence[Part]) -> None:

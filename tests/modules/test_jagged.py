@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from device_memory import place_for_test
+from device_twins import assert_bits
+from device_twins import assert_same as device_same
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec_cases import gradients, jagged, share_weights, torchrec_bags
 
@@ -217,3 +220,20 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torchrec", "fbgemm
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout.strip()) == ("", "[]")
+
+
+@pytest.mark.parametrize("sizes", [SIZES, REORDERED], ids=["in order", "reordered"])
+def test_tables_on_a_device(sizes: dict[str, int]) -> None:
+    place = place_for_test()
+    module, twin = (
+        EmbeddingBagCollection(SUMS, optimizer=SGD(lr=0.1), device=device, max_staging_bytes=2**20)
+        for device in (place, None)
+    )
+    batch = jagged(sizes, 7, weighted=True)
+    outs = [each(batch.to(each.device)) for each in (module, twin)]
+    for out in outs:
+        out.values().sum().backward()
+    assert type(outs[0]) is KeyedTensor
+    assert outs[0].keys() == outs[1].keys()
+    assert_bits(outs[0].values(), outs[1].values())
+    device_same(module, twin)
