@@ -110,6 +110,8 @@ class EngineModule(nn.Module):
         return self._device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self._plan.host_memory:
+            self.synchronize()  # the host reads the rows
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # At once: a graph that is compiled next has to find the engine where the parameters are.
         if self._weights()[0].device not in (self._weight_device, _META):

@@ -57,6 +57,10 @@ def rebuild(module: EngineModule, plan: EnginePlan) -> None:
             "the weights' dtype or device changed under a RecoveryManager: change it before the manager is "
             "made"
         )
+    if plan.place is not None and module._engine.region is not None:
+        raise ValueError(
+            f"shared memory: expected tables that stay on the CPU, got weights on {plan.place.torch_device}"
+        )
     weights, fused = module._weights(), module._fused
     tables = [
         replace(config, data_type=data_type_of(f"table {config.name!r}: weight", weight.dtype, fused=fused))

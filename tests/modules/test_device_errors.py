@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from device_memory import ON_GPU, place_for_test
 from device_twins import FUSED, Shape, assert_same, on, train, twins
 from torch import Tensor
 
-from cpr_native import SGD, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, cuda
+from cpr_native import (
+    SGD,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    RowWiseAdagrad,
+    SharedMemory,
+    cuda,
+)
 from cpr_native.device import host_place
 from cpr_native.modules import _following
 
@@ -160,9 +169,15 @@ def test_the_second_backward_through_one_lookup_is_refused() -> None:
 
 
 def test_shared_memory_is_for_tables_on_the_cpu(tmp_path: Any) -> None:
-    from cpr_native import SharedMemory
-
     place = host_place() if not ON_GPU else place_for_test()
     memory = SharedMemory(tmp_path / "tables")
     with pytest.raises(ValueError, match="shared memory: expected tables on the CPU"), memory:
         collection(device=place)
+
+
+def test_tables_in_shared_memory_stay_on_the_cpu(tmp_path: Any) -> None:
+    with SharedMemory(tmp_path / "tables"):
+        module = collection()
+    with pytest.raises(ValueError, match="shared memory: expected tables that stay on the CPU"):
+        _following.rebuild(module, replace(module.plan, place=place_for_test()))
+    assert module.device == torch.device("cpu")
