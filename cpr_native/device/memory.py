@@ -40,7 +40,8 @@ def empty_rows(spec: TableSpec, place: Place, *, host_memory: bool) -> Tensor:
     dtype = getattr(torch, spec.dtype)
     with torch.inference_mode(False):
         if host_memory:
-            return torch.empty(shape, dtype=dtype, pin_memory=place.torch_device.type == "cuda")
+            nbytes = spec.num_embeddings * spec.embedding_dim * dtype.itemsize
+            return place.empty_host(nbytes).view(dtype).reshape(shape)
         return torch.empty(shape, dtype=dtype, device=place.torch_device)
 
 
@@ -51,12 +52,6 @@ def _most_staging(native: DeviceCollection) -> int:
         record = _RECORD_HEAD + 8 * spec.embedding_dim + 4 * native.state_columns(table)
         total += record * max(spec.num_embeddings, _LEAST_ROWS)
     return _STAGING_SHARES * total
-
-
-def _empty(nbytes: int, place: Place, *, host_memory: bool) -> Tensor:
-    if host_memory and place.torch_device.type == "cuda":
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    return place.empty(nbytes)
 
 
 class EngineMemory:
@@ -97,7 +92,8 @@ class EngineMemory:
 
     def _bind(self, native: DeviceCollection, table: int, weight: Tensor) -> None:
         place, needs = self._place, self._needs[table]
-        arrays = [_empty(size, place, host_memory=self._host_memory) for size in needs["arrays"]]
+        empty = place.empty_host if self._host_memory else place.empty
+        arrays = [empty(size) for size in needs["arrays"]]
         others = [place.empty(needs[name]) for name in ("metadata", "slots", "claims")]
         owner = [weight, *arrays, *others]
         native.bind(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cpr_native import _native, cuda
 from cpr_native._tensor import dtype_name
+from cpr_native.device.pinned import empty_pinned
 
 if TYPE_CHECKING:
     from cpr_native._native import Device, TensorRef
@@ -51,6 +52,16 @@ class Place:
         memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=self.torch_device)
         begin = -memory.data_ptr() % _ALIGNMENT
         return memory[begin : begin + nbytes]
+
+    def empty_host(self, nbytes: int) -> Tensor:
+        """Allocate uint8 [nbytes] in memory of the host that the device reads and writes where it lies.
+
+        Raises:
+            RuntimeError: so much can't be pinned.
+        """
+        if self.torch_device.type == "cuda":
+            return empty_pinned(nbytes, self.torch_device)
+        return self.empty(nbytes)
 
     def __copy__(self) -> Place:
         return self
