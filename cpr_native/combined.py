@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from cpr_native._native import Chunk, Collection, Selection, Snapshot
-from cpr_native.store import SegmentPart, ShardRows
+from cpr_native._native import Chunk, Selection, Snapshot
+from cpr_native.store import NativeTables, SegmentPart, ShardRows
 
 # Seconds to wait for a chunk before the parts gathered are written, which returns their staging memory.
 _CHUNK_TIMEOUT = 0.1
@@ -68,12 +68,12 @@ class CombinedSnapshot:
         """Seconds that updates waited for staging memory."""
         return sum(snapshot.stall_seconds for snapshot in self._snapshots)
 
-    def add_to(self, save: PartSink) -> tuple[int, list[int]]:
-        """Add all rows to `save`; return their number, and lookups per shard.
+    def add_to(self, save: PartSink) -> tuple[int, list[list[int]]]:
+        """Add all rows to `save`; return their number, and lookups per engine and shard.
 
         Raises what `Snapshot.next_chunk` and `Save.add` raise.
         """
-        rows, lookups = 0, [0] * save.shards
+        rows, lookups = 0, [[0] * save.shards for _ in self._snapshots]
         while self._reading < len(self._snapshots):
             try:
                 found = self._next_chunk()
@@ -83,13 +83,13 @@ class CombinedSnapshot:
             if found is None:
                 self._reading += 1
                 continue
-            table, chunk = found
+            number, chunk = found
             rows += len(chunk.rows)
-            lookups[chunk.shard] += int(chunk.count.sum(dtype=np.int64))
+            lookups[number][chunk.shard] += int(chunk.count.sum(dtype=np.int64))
             save.add(
                 SegmentPart(
                     shard=chunk.shard,
-                    table=table,
+                    table=self._names[number][chunk.table],
                     rows=chunk.rows,
                     weight=chunk.weight,
                     state=chunk.state,
@@ -100,8 +100,8 @@ class CombinedSnapshot:
             del found, chunk  # its memory is wanted for the next
         return rows, lookups
 
-    def _next_chunk(self) -> tuple[str, Chunk] | None:
-        """Return a chunk and the name of its table; None after the last of the snapshot whose turn it is.
+    def _next_chunk(self) -> tuple[int, Chunk] | None:
+        """Return a chunk and the number of its snapshot; None after the last of that whose turn it is.
 
         What updates have copied of those whose turn has not come goes first: training waits when there is
         too much of it.
@@ -112,10 +112,10 @@ class CombinedSnapshot:
             except TimeoutError:
                 continue
             if chunk is not None:
-                return self._names[number][chunk.table], chunk
+                return number, chunk
         self._snapshots[self._reading].walk()
         chunk = self._snapshots[self._reading].next_chunk(_CHUNK_TIMEOUT)
-        return None if chunk is None else (self._names[self._reading][chunk.table], chunk)
+        return None if chunk is None else (self._reading, chunk)
 
     def commit(self) -> None:
         """Drop what all of them took, once it is durable; raises as `Snapshot.commit`."""
@@ -132,7 +132,7 @@ class CombinedSnapshot:
 class CombinedEngine:
     """Several native collections with their tables numbered through, called `names` in that order."""
 
-    def __init__(self, engines: Sequence[Collection], names: Sequence[str]) -> None:
+    def __init__(self, engines: Sequence[NativeTables], names: Sequence[str]) -> None:
         self._engines = list(engines)
         self._homes = [(engine, table) for engine in engines for table in range(len(engine.tables))]
         specs = [spec for engine in engines for spec in engine.tables]
@@ -146,7 +146,7 @@ class CombinedEngine:
         """The tables of all engines."""
         return self._tables
 
-    def home(self, table: int) -> tuple[Collection, int]:
+    def home(self, table: int) -> tuple[NativeTables, int]:
         """Return the engine of a table and its number there."""
         return self._homes[table]
 

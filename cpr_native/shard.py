@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr_native._native import Collection, mark_rows
+from cpr_native._native import mark_rows
 from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
-from cpr_native.store import CheckpointStore, CollectionSchema, Placement, load_stored
+from cpr_native.store import CheckpointStore, CollectionSchema, NativeTables, Placement, load_stored
 
 if TYPE_CHECKING:
     from cpr_native.store import RestorePlan, StoredRows
@@ -40,6 +40,7 @@ class Table(Protocol):
         ...
 
 
+@runtime_checkable
 class Engines(Protocol):
     """Several collections with their tables numbered through."""
 
@@ -48,16 +49,16 @@ class Engines(Protocol):
         """The tables of all."""
         ...
 
-    def home(self, table: int) -> tuple[Collection, int]:
+    def home(self, table: int) -> tuple[NativeTables, int]:
         """Return the collection of a table and its number there."""
         ...
 
 
-Engine = Collection | Engines
+Engine = NativeTables | Engines
 
 
-def _home(engine: Engine, table: int) -> tuple[Collection, int]:
-    return (engine, table) if isinstance(engine, Collection) else engine.home(table)
+def _home(engine: Engine, table: int) -> tuple[NativeTables, int]:
+    return engine.home(table) if isinstance(engine, Engines) else (engine, table)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,7 +242,7 @@ class Cut:
         self._check()
         if isinstance(snapshot, CombinedSnapshot):
             rows, counts = snapshot.add_to(_OneShard(save, self._tables.shard))
-            return rows, sum(counts)
+            return rows, sum(sum(of_engine) for of_engine in counts)
         snapshot.walk()
         rows = lookups = 0
         names = self._tables.names[0]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpr_native._native import DeviceCollection
+from cpr_native._native import DeviceCollection, SnapshotInProgress
 from cpr_native._tensor import describe
 from cpr_native.device.memory import EngineMemory
 from cpr_native.device.order import StreamOrder
@@ -66,6 +66,7 @@ class DeviceEngine(DeviceSettings, DeviceRows):
         if weights is not None and len(weights) != len(tables):
             raise ValueError(f"weights: expected one for each of {len(tables)} tables, got {len(weights)}")
         self._place = place
+        self._snapshot: Snapshot | None = None  # begun last
         self._native = DeviceCollection(
             tables,
             features,
@@ -238,7 +239,7 @@ class DeviceEngine(DeviceSettings, DeviceRows):
         walk: bool = True,
     ) -> Snapshot:
         """As `Collection.begin`: the rows as they are when torch's current stream gets there."""
-        return self._native.begin(
+        self._snapshot = self._native.begin(
             selections,
             clears_dirty=clears_dirty,
             shard_rows=shard_rows,
@@ -246,6 +247,16 @@ class DeviceEngine(DeviceSettings, DeviceRows):
             walk=walk,
             stream=self._order.stream(),
         )
+        return self._snapshot
+
+    def lookups(self, table: int, bounds: Sequence[int]) -> NDArray[np.int64]:
+        """Return the sums of the counts of rows [bounds[i], bounds[i + 1]) of a table, from 0 on.
+
+        Waits for the device. Raises SnapshotInProgress while a snapshot is uncommitted: it holds counts too.
+        """
+        if self._snapshot is not None and self._snapshot.status not in ("committed", "aborted"):
+            raise SnapshotInProgress("lookups: a snapshot is in flight; commit or abort it first")
+        return self._memory.sums_of_counts(table, bounds)
 
     def prepare_step(self, num_ids: int) -> None:
         """Make room for what an update of `num_ids` ids may record; before each replay of a captured step.
@@ -253,6 +264,10 @@ class DeviceEngine(DeviceSettings, DeviceRows):
         Raises StagingFull.
         """
         self._native.prepare_step(num_ids, self._order.stream())
+
+    def on_stream(self) -> tuple[DeviceCollection, int]:
+        """Return the native collection, for native code to write rows, and the stream for its work."""
+        return self._native, self._order.stream()
 
     def synchronize(self) -> None:
         """Wait for the device, and raise what a lookup found (IndexError, ValueError)."""

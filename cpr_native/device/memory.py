@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cpr_native._tensor import describe
 from cpr_native.device.place import Place, describe_on
+from cpr_native.device.rows import COUNT_MASK
 
 if TYPE_CHECKING:
     from cpr_native._native import DeviceCollection, TableSpec, TensorRef
@@ -75,6 +79,7 @@ class EngineMemory:
         self._place = place
         self._host_memory = host_memory
         self.tables: list[TableMemory] = []
+        self._metadata: list[Tensor] = []
         self._needs = [native.needs(table) for table in range(len(native.tables))]
         # What the native collection keeps alive: one list a table, whose first is the weight.
         self._owners: list[list[Any]] = []
@@ -106,6 +111,7 @@ class EngineMemory:
             owner,
         )
         self._owners.append(owner)
+        self._metadata.append(others[0])
         self.tables.append(TableMemory(weight=weight, rest=[*arrays, *others]))
 
     def describe_weight(self, weight: Tensor) -> TensorRef:
@@ -125,6 +131,13 @@ class EngineMemory:
         """Let go of the old rows of a table, after the native collection was given `weight`."""
         self.tables[table].weight = weight
         self._owners[table][0] = None
+
+    def sums_of_counts(self, table: int, bounds: Sequence[int]) -> NDArray[np.int64]:
+        """Return the sum of the rows' counts in each of [bounds[i], bounds[i + 1])."""
+        rows = self.tables[table].weight.shape[0]
+        cells = self._metadata[table].view(torch.int32).reshape(rows, -1)[:, 1]
+        sums = [(cells[begin:end] & COUNT_MASK).sum(dtype=torch.int64) for begin, end in pairwise(bounds)]
+        return np.asarray(torch.stack(sums).cpu().numpy())
 
     def device_tensors(self) -> list[Tensor]:
         """Return all of it that is memory of the device."""

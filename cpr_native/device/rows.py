@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from cpr_native._native import DeviceCollection, TensorRef
     from cpr_native.device.order import StreamOrder
 
-_COUNT_BITS = 27
-_DIRTY_BIT = 30
+# Of a row's word.
+COUNT_MASK = (1 << 27) - 1
+_DIRTY_BIT = 1 << 30
 
 
 class DeviceRows:
@@ -38,12 +39,12 @@ class DeviceRows:
 
     def counts(self, table: int) -> NDArray[np.uint32]:
         """As `Collection.counts`."""
-        counts: NDArray[np.uint32] = self.trackers(table) & np.uint32((1 << _COUNT_BITS) - 1)
+        counts: NDArray[np.uint32] = self.trackers(table) & np.uint32(COUNT_MASK)
         return counts
 
     def dirty(self, table: int) -> NDArray[np.bool_]:
         """As `Collection.dirty`."""
-        dirty: NDArray[np.bool_] = (self.trackers(table) & np.uint32(1 << _DIRTY_BIT)) != 0
+        dirty: NDArray[np.bool_] = (self.trackers(table) & np.uint32(_DIRTY_BIT)) != 0
         return dirty
 
     def num_dirty(self, table: int) -> int:

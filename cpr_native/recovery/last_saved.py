@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,32 +43,34 @@ class LastSaved:
     """
 
     def __init__(self, tables: TrainedCollection, policy: Policy) -> None:
-        self._homes: Sequence[tuple[Collection, int]] = [
-            (part.engine, table) for part in tables.parts for table in range(len(part.engine.tables))
-        ]
+        homes = [(part.engine, table) for part in tables.parts for table in range(len(part.engine.tables))]
         specs = tables.engine.tables
-        self._kept = prioritised_tables(specs, policy.row_share) if isinstance(policy, Scar) else []
+        chosen = prioritised_tables(specs, policy.row_share) if isinstance(policy, Scar) else []
+        self._kept: dict[int, tuple[Collection, int]] = {}
+        for table in chosen:
+            engine, index = homes[table]
+            assert isinstance(engine, Collection), "TrainedCollection.check refuses others"
+            self._kept[table] = (engine, index)
         self._distance = policy.distance if isinstance(policy, Scar) else "l2"
 
     def keep(self) -> None:
         """Begin, or begin anew, with all rows as they are now."""
-        for table in self._kept:
-            engine, index = self._homes[table]
+        for engine, index in self._kept.values():
             engine.keep_saved(index, True)
 
     def free(self) -> None:
         """Give the memory back."""
-        for table in self._kept:
-            engine, index = self._homes[table]
+        for engine, index in self._kept.values():
             engine.keep_saved(index, False)
 
     def restored(self, shards: Iterable[Shard]) -> None:
         """Take the rows of `shards` as they are now: they were restored."""
         for row_range in (row_range for shard in shards for row_range in shard.ranges):
-            engine, index = self._homes[row_range.table]
-            engine.refresh_saved(index, row_range.begin, row_range.end)
+            if row_range.table in self._kept:
+                engine, index = self._kept[row_range.table]
+                engine.refresh_saved(index, row_range.begin, row_range.end)
 
     def changes(self, table: int) -> NDArray[np.float32]:
         """Return the policy's distance of each row's weight from the copy, [rows]; ValueError without one."""
-        engine, index = self._homes[table]
+        engine, index = self._kept[table]
         return engine.changes(index, self._distance, threads=len(os.sched_getaffinity(0)))

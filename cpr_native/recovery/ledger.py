@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpr_native.device import DeviceEngine
+from cpr_native.recovery.counters import DeviceCounters, bounds_of
 from cpr_native.store import ShardRows
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class LookupLedger:
     A batch counts when its fused update has run: not for a forward alone, under no_grad, or when the update
     was skipped for a non-finite gradient. It equals the sum of the engine's counters over a shard's rows at
     any time (as long as none of them saturates), but lives with the trainer, so it outlasts the shard.
+    The counters of engines on a device are read instead, when a number is asked for and no save is in flight.
     `shards`: their number.
     """
 
@@ -66,16 +69,23 @@ class LookupLedger:
         self._shards = shards
         self._open = np.zeros(shards, np.int64)
         self._total = 0
+        self._counters: dict[int, DeviceCounters] = {}
 
     @property
     def total(self) -> int:
         """Lookups of all updates so far, all shards."""
+        self.read()
         return self._total
 
     @property
     def unsaved(self) -> NDArray[np.int64]:
         """Lookups per shard that no commit contains, [shards], a copy."""
-        return np.array(self._open)
+        self.read()
+        return self._open + sum(counters.open for counters in self._counters.values())
+
+    def read(self) -> None:
+        """Count what engines on a device have looked up; before rows of theirs are restored, too."""
+        self._total += sum(counters.read() for counters in self._counters.values())
 
     def add(self, counts: NDArray[np.int64]) -> None:
         """Count the lookups of one update, [shards]."""
@@ -83,14 +93,27 @@ class LookupLedger:
         self._total += int(counts.sum())
 
     def saved(self, counts: NDArray[np.int64]) -> None:
-        """Take off the counts that a commit contains, [shards]."""
-        self._open -= counts
+        """Take off the counts that a commit contains: [shards], or [modules, shards] of those watched."""
+        if not self._counters:
+            self._open -= counts.reshape(-1, self._shards).sum(axis=0)
+            return
+        for number, of_module in enumerate(counts.reshape(-1, self._shards)):
+            if number in self._counters:
+                self._counters[number].saved(of_module)
+            else:
+                self._open -= of_module
 
     def lose(self, shards: Sequence[int]) -> int:
-        """Return the unsaved lookups of `shards` and forget them: their counters died."""
+        """Return the unsaved lookups of `shards` and forget them: their counters died.
+
+        Of engines on a device those that `read` found before.
+        """
         chosen = list(shards)
         lost = int(self._open[chosen].sum())
         self._open[chosen] = 0
+        for counters in self._counters.values():
+            lost += int(counters.open[chosen].sum())
+            counters.forget(chosen)
         return lost
 
     def restarted(self, shard: int, uncounted: int) -> None:
@@ -103,6 +126,8 @@ class LookupLedger:
     def rewind(self, total: int) -> None:
         """Set the total to that of the point training went back to, with nothing unsaved."""
         self._open[:] = 0
+        for counters in self._counters.values():
+            counters.forget(slice(None))
         self._total = total
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,12 +147,27 @@ class LookupLedger:
         `counts`: what the engines' counters hold already is unsaved.
         """
         self._open[:] = 0
+        self._counters.clear()
         at = 0
-        for module in modules:
+        for number, module in enumerate(modules):
             end = at + len(module.plan.tables)
-            self._watch(module, shard_rows[at:end], counts=counts)
+            if isinstance(module.engine, DeviceEngine):
+                self._counters[number] = self._counters_of(module, module.engine, shard_rows[at:end])
+            else:
+                self._watch(module, shard_rows[at:end], counts=counts)
             at = end
         self._total = int(self._open.sum())
+        self.read()
+
+    def _counters_of(
+        self, module: Tracked, engine: DeviceEngine, shard_rows: Sequence[ShardRows]
+    ) -> DeviceCounters:
+        tables = zip(module.plan.tables, module.plan.trackers, shard_rows, strict=True)
+        bounds = [
+            bounds_of(at, config.num_embeddings, self._shards) if trackers.mfu else None
+            for config, trackers, at in tables
+        ]
+        return DeviceCounters(engine, bounds, self._shards)
 
     def _watch(self, module: Tracked, shard_rows: Sequence[ShardRows], *, counts: bool) -> None:
         features = module.plan.features

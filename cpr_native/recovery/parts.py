@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from cpr_native._native import Collection
 from cpr_native.attachment import attachments_of
 from cpr_native.modules import EngineModule
 from cpr_native.modules._memory import span_of
@@ -18,15 +17,15 @@ from cpr_native.optim import Adagrad, FusedOptimizer, RowWiseAdagrad
 
 if TYPE_CHECKING:
     from cpr_native.modules._base import UpdateObserver
-    from cpr_native.modules._plan import EnginePlan
+    from cpr_native.modules._plan import Engine, EnginePlan
 
 
 class Tracked(Protocol):
     """What an `EngineModule` and an `Attachment` have in common."""
 
     @property
-    def engine(self) -> Collection:
-        """The native collection."""
+    def engine(self) -> Engine:
+        """The native collection, or the engine of tables on a device."""
         ...
 
     @property
@@ -66,7 +65,7 @@ class Part:
 
     path: str
     module: Tracked
-    engine: Collection
+    engine: Engine
     names: tuple[str, ...]
     keys: frozenset[str]
 
@@ -106,10 +105,7 @@ def _part(module: EngineModule, places: Sequence[str], *, alone: bool) -> Part:
         names = tuple(
             _join(places[0], of[id(weight)]).removesuffix(".weight") for weight in module._weights()
         )
-    engine = module.engine
-    if not isinstance(engine, Collection):
-        raise ValueError(f"module {places[0]!r}: expected tables on the CPU, got some on {engine.place}")
-    return Part(places[0], cast(Tracked, module), engine, names, keys)
+    return Part(places[0], module, module.engine, names, keys)
 
 
 def check_parts(parts: Sequence[Part]) -> None:

@@ -39,6 +39,7 @@ class Recovering(Together):
         wanted = restore.check_shards(failed_shards, self._placement.shards)
         failed = tuple(sorted({*wanted, *self._half.shards}))
         self._saves.settle()
+        self._saves.count()
         self._tables.sync()
         started = perf_counter()
         with writer.paused():  # no file goes away that is being read

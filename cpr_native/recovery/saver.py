@@ -44,7 +44,7 @@ class PendingSave:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveDone:
-    """A committed save: its report and the lookups it holds, per shard."""
+    """A committed save: its report and the lookups it holds, per engine and shard."""
 
     report: SaveReport
     lookups: NDArray[np.int64]
@@ -122,10 +122,11 @@ class BackgroundSaver:
             if isinstance(snapshot, CombinedSnapshot):
                 rows, counts = snapshot.add_to(save)
             else:
-                rows, counts = save.add_snapshot(snapshot)
+                rows, of_shards = save.add_snapshot(snapshot)
+                counts = [of_shards]
             lookups = np.array(counts, np.int64)
             dense = {"state": encode(pending.dense)}
-            unsaved = 0 if pending.unsaved is None else int((pending.unsaved - lookups).sum())
+            unsaved = 0 if pending.unsaved is None else int(pending.unsaved.sum() - lookups.sum())
             if snapshot.status != "complete":
                 raise CprError(f"step {pending.step}: rows were written from outside while they were saved")
             result = save.commit(dense=dense, info={**pending.info, "unsaved_lookups": unsaved})

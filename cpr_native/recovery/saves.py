@@ -197,6 +197,11 @@ class Saves(SaveBooks):
         if report.kind != "priority":
             self._needs_base = False
 
+    def count(self) -> None:
+        """Count what engines on a device have looked up, before their rows are restored."""
+        if self._ledger is not None:
+            self._ledger.read()
+
     def restored(self, parts: Sequence[Restored], shards: Sequence[Shard]) -> None:
         """Go on after the rows of `shards` were restored as `parts` say."""
         self._last_saved.restored(shards)

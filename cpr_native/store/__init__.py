@@ -34,6 +34,7 @@ from cpr_native.store.chain_writer import ChainWriter
 from cpr_native.store.commit_info import CommitInfo
 from cpr_native.store.directory import RestorePoint
 from cpr_native.store.inspect import inspect, verify
+from cpr_native.store.native_tables import NativeTables
 from cpr_native.store.placement import Placement, ShardRows
 from cpr_native.store.placing import Loads, loads, rows_staggered, whole_tables
 from cpr_native.store.points import CheckpointStore
@@ -49,6 +50,7 @@ __all__ = [
     "CollectionSchema",
     "CommitInfo",
     "Loads",
+    "NativeTables",
     "Placement",
     "RestorePlan",
     "RestorePoint",

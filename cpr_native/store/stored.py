@@ -17,6 +17,7 @@ from cpr_native._tensor import describe
 from cpr_native.errors import CorruptionError
 from cpr_native.store import files, system
 from cpr_native.store.manifest import SegmentRecord
+from cpr_native.store.native_tables import NativeTables
 from cpr_native.store.placement import Placement
 from cpr_native.store.quantise import QuantisedRows, bits_of, dequantise
 from cpr_native.store.schema import CollectionSchema, TableSchema
@@ -110,11 +111,11 @@ class StoredRows:
             raise CorruptionError(f"{self.segment.path}: {self._owner}: {error}") from None
 
 
-def load_stored(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool]], threads: int) -> None:
+def load_stored(wanted: Sequence[tuple[StoredRows, NativeTables, int, bool]], threads: int) -> None:
     """Writes stored rows into tables, block by block from their files; no row may come twice.
 
-    Each goes to a table (by its number) of a collection; the last value says whether they end up dirty.
-    Quantised rows are read whole and written after all others.
+    Each goes to a table (by its number) of a collection or device; the last value says whether they end up
+    dirty. Quantised rows are read whole and written after all others.
     Raises what `StoredRows.read` raises and SnapshotInProgress; only with the latter no row is written.
     """
     _load_exact([each for each in wanted if not each[0].quantised], threads)
@@ -125,13 +126,13 @@ def load_stored(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool
             engine.load_rows(table, describe(rows.rows), describe(rows.weight), state, dirty=dirty)
 
 
-def _load_exact(wanted: Sequence[tuple[StoredRows, _native.Collection, int, bool]], threads: int) -> None:
+def _load_exact(wanted: Sequence[tuple[StoredRows, NativeTables, int, bool]], threads: int) -> None:
     specs = []
     for stored, engine, table, dirty in wanted:
         offsets = [stored._at(kind) for kind in _KINDS]
         specs.append(
             (
-                engine,
+                engine if isinstance(engine, _native.Collection) else engine.on_stream(),
                 table,
                 stored.segment.descriptor,
                 os.fspath(stored.segment.path),
