@@ -15,5 +15,6 @@
 #include "cuda/enter.inl"
 #include "cuda/gradient.inl"
 
+#include "cuda/pieces.inl"
 #include "cuda/row_steps.inl"
 #include "cuda/snapshot.inl"

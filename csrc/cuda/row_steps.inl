@@ -1,6 +1,6 @@
 // Part of kernels: rows and trackers outside of updates (row_args.hpp says what each step does).
 
-// Weight and state of a row from or to packed memory; 2 bytes at a time, for packed rows lie at any multiple of 2.
+// Weight and state of a row from or to packed memory.
 template <typename G>
 CPR_BODY void move_row(const G& g, const TableView& t, int64_t row, int64_t item, const RowArgs& a, bool to_table) {
   const int64_t bytes = weight_bytes(t.format);
@@ -17,10 +17,7 @@ CPR_BODY void move_row(const G& g, const TableView& t, int64_t row, int64_t item
   if (!to_table) return copy_state(g, t, row, packed);
   for (int array = 0; array < t.num_arrays; ++array) {
     const int64_t columns = t.arrays[array].columns;
-    float* to = t.arrays[array].data + row * columns;
-    g.each([&](int lane) {
-      for (int64_t c = lane; c < columns; c += G::kLanes) to[c] = packed[c];
-    });
+    copy_bytes(g, t.arrays[array].data + row * columns, packed, columns * static_cast<int64_t>(sizeof(float)));
     packed += columns;
   }
   if (!t.state_of_row) return;

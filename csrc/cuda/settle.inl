@@ -1,32 +1,70 @@
 // Part of kernels: a row that a snapshot may still take is recorded before it is written (core/settle.hpp has the
 // rule). Updates and the snapshot's kernels are work of one stream, so nobody else meets the row meanwhile.
 
-// `bytes`: a multiple of 2, as are the addresses.
-template <typename G>
-CPR_BODY void copy_bytes(const G& g, char* to, const char* from, int64_t bytes) {
-  const bool packed =
-      (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0 && bytes % 16 == 0;
+// Units are of another type than what lies there.
+template <typename Unit>
+CPR_BODY Unit load_unit(const Unit* at) {
+#if defined(__CUDA_ARCH__)
+  return *at;
+#else
+  Unit unit;
+  __builtin_memcpy(&unit, at, sizeof unit);
+  return unit;
+#endif
+}
+
+template <typename Unit>
+CPR_BODY void store_unit(const Unit& unit, Unit* at) {
+#if defined(__CUDA_ARCH__)
+  *at = unit;
+#else
+  __builtin_memcpy(at, &unit, sizeof unit);
+#endif
+}
+
+// By a group, Units at a time; a lane has several under way.
+template <typename Unit, typename G>
+CPR_BODY void copy_units(const G& g, void* to, const void* from, int64_t bytes) {
+  constexpr int kUnderWay = 4;
+  const Unit* source = static_cast<const Unit*>(from);
+  Unit* target = static_cast<Unit*>(to);
+  assume_global(source);
+  assume_global(target);
+  const int64_t n = bytes / static_cast<int64_t>(sizeof(Unit));
   g.each([&](int lane) {
-    if (packed) {
-      const Pack<uint32_t, 4>* source = reinterpret_cast<const Pack<uint32_t, 4>*>(from);
-      Pack<uint32_t, 4>* target = reinterpret_cast<Pack<uint32_t, 4>*>(to);
-      for (int64_t i = lane; i < bytes / 16; i += G::kLanes) target[i] = source[i];
-    } else {
-      const uint16_t* source = reinterpret_cast<const uint16_t*>(from);
-      uint16_t* target = reinterpret_cast<uint16_t*>(to);
-      for (int64_t i = lane; i < bytes / 2; i += G::kLanes) target[i] = source[i];
+    for (int64_t i = lane; i < n; i += kUnderWay * G::kLanes) {
+      Unit held[kUnderWay] = {};
+      CPR_UNROLL
+      for (int j = 0; j < kUnderWay; ++j) {
+        if (i + j * G::kLanes < n) held[j] = load_unit(source + i + j * G::kLanes);
+      }
+      CPR_UNROLL
+      for (int j = 0; j < kUnderWay; ++j) {
+        if (i + j * G::kLanes < n) store_unit(held[j], target + i + j * G::kLanes);
+      }
     }
   });
+}
+
+// `bytes`: a multiple of 2, as are the addresses.
+template <typename G>
+CPR_BODY void copy_bytes(const G& g, void* to, const void* from, int64_t bytes) {
+  const uintptr_t all =
+      reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes);
+  if (all % 16 == 0) {
+    copy_units<Pack<uint32_t, 4>>(g, to, from, bytes);
+  } else if (all % 4 == 0) {
+    copy_units<uint32_t>(g, to, from, bytes);
+  } else {
+    copy_units<uint16_t>(g, to, from, bytes);
+  }
 }
 
 template <typename G>
 CPR_BODY void copy_state(const G& g, const TableView& t, int64_t row, float* to) {
   for (int a = 0; a < t.num_arrays; ++a) {
     const int64_t columns = t.arrays[a].columns;
-    const float* from = t.arrays[a].data + row * columns;
-    g.each([&](int lane) {
-      for (int64_t c = lane; c < columns; c += G::kLanes) to[c] = from[c];
-    });
+    copy_bytes(g, to, t.arrays[a].data + row * columns, columns * static_cast<int64_t>(sizeof(float)));
     to += columns;
   }
   if (!t.state_of_row) return;
@@ -35,13 +73,10 @@ CPR_BODY void copy_state(const G& g, const TableView& t, int64_t row, float* to)
   });
 }
 
-// Weight and state behind the head.
 template <typename G>
-CPR_BODY void fill_record(const G& g, const TableView& t, int64_t row, char* record) {
-  const int64_t bytes = weight_bytes(t.format);
-  char* weight = record + sizeof(RecordHead);
-  copy_bytes(g, weight, weight_bytes_of(t, row), bytes);
-  copy_state(g, t, row, reinterpret_cast<float*>(weight + rounded_to_16(bytes)));
+CPR_BODY void copy_row(const G& g, const TableView& t, int64_t row, char* weight, float* state) {
+  copy_bytes(g, weight, weight_bytes_of(t, row), weight_bytes(t.format));
+  copy_state(g, t, row, state);
 }
 
 // False where there is no room: the row then keeps its marks, and the snapshot fails.
@@ -64,8 +99,10 @@ CPR_BODY bool record_touched(const G& g, const TableView& t, uint32_t table, Tou
     *reinterpret_cast<RecordHead*>(area->records + at) = {static_cast<uint32_t>(row), table,
                                                           recorded_word(t, row, word), drift};
   });
-  if (fits) fill_record(g, t, row, area->records + at);
-  return fits;
+  if (!fits) return false;
+  char* weight = area->records + at + sizeof(RecordHead);
+  copy_row(g, t, row, weight, reinterpret_cast<float*>(weight + rounded_to_16(weight_bytes(t.format))));
+  return true;
 }
 
 // Before a row, its state, drift or word is written by an update: all lanes of the group come with the same row and its

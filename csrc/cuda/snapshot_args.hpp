@@ -12,7 +12,8 @@
 // tile's turn are recorded in a TouchedArea.
 namespace cpr::cuda {
 
-// Copies of rows are records: the head, the weight, the state, each a multiple of 16 bytes.
+// Copies of rows are records: the head, the weight, the state. Those of a TouchedArea lie one after the other, each
+// part of them a multiple of 16 bytes; those of a piece in blocks, see PieceBlocks.
 struct alignas(16) RecordHead {
   uint32_t row;  // local
   uint32_t table;
@@ -25,6 +26,19 @@ CPR_INLINE int64_t rounded_to_16(int64_t bytes) { return (bytes + 15) / 16 * 16;
 CPR_INLINE int64_t record_bytes(const RowFormat& format) {
   return static_cast<int64_t>(sizeof(RecordHead)) + rounded_to_16(weight_bytes(format)) +
          rounded_to_16(format.state_size * static_cast<int64_t>(sizeof(float)));
+}
+
+// Where a table's `n` records of a piece lie, in bytes: heads, weights and state, each tightly packed. They take
+// n * record_bytes at most.
+struct PieceBlocks {
+  int64_t heads;
+  int64_t weights;
+  int64_t states;
+};
+
+CPR_INLINE PieceBlocks piece_blocks(const RowFormat& format, int64_t begin, int64_t n) {
+  const int64_t weights = begin + n * static_cast<int64_t>(sizeof(RecordHead));
+  return {begin, weights, weights + rounded_to_16(n * weight_bytes(format))};
 }
 
 // What a piece took, in device memory.
@@ -62,13 +76,16 @@ struct SnapshotArgs {
   int64_t* expected = nullptr;        // [tables]: rows that will be taken; written by kArm and the first piece
   // A piece
   bool first = false;
+  bool whole = false;               // all tiles are counted
   bool advances = true;             // else it only counts
-  uint32_t* counts = nullptr;       // [tiles + 1]: rows to be taken, the last 0
+  uint32_t* counts = nullptr;       // [tiles + 1]: rows to be taken, or more where they were counted before; the last 0
   const uint32_t* sums = nullptr;   // [tiles + 1]: exclusive sums of counts
-  uint64_t* table_bytes = nullptr;  // [tables]: bytes of the records of the tables before
+  uint64_t* table_bytes = nullptr;  // [tables]: bytes of the records of the tables before, from the cursor on
   int64_t* cursor = nullptr;        // first tile whose turn has not come
+  int64_t* limit = nullptr;         // tiles from the cursor to it are counted anew for the next piece
   PieceHead* piece = nullptr;
-  char* records = nullptr;  // of a piece, or of updates from kOpen on
+  int64_t* piece_records = nullptr;  // [tables]: of the piece
+  char* records = nullptr;           // of a piece, or of updates from kOpen on
   uint64_t capacity = 0;
   TouchedArea* area = nullptr;  // kOpen
 };

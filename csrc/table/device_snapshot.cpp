@@ -38,6 +38,7 @@ cuda::SnapshotArgs DeviceSnapshot::args_of(const Part* part) const {
   cuda::SnapshotArgs args = tables_.staging->args;
   args.tables = tables_.on_device;
   args.piece = part == nullptr ? tables_.staging->last_piece : part->piece;
+  args.piece_records = part == nullptr ? tables_.staging->last_records : part->piece_records;
   if (part != nullptr) {
     args.records = part->records;
     args.capacity = static_cast<uint64_t>(part->capacity);
@@ -99,7 +100,10 @@ void DeviceSnapshot::to_side(Part* part) {
   part->filled->record(stream_);
   part->filled->wait(side);
   if (part->walk) {
-    tables_.device->download(part->piece_copied, part->piece, sizeof *part->piece, side);
+    // Head and numbers of records lie behind each other, here as there.
+    const auto* end = reinterpret_cast<const char*>(part->piece_records + requests_.size());
+    const auto* begin = reinterpret_cast<const char*>(part->piece);
+    tables_.device->download(part->piece_copied, begin, static_cast<size_t>(end - begin), side);
   } else {
     tables_.device->download(part->sealed_copied, part->sealed, sizeof *part->sealed, side);
   }
@@ -145,6 +149,7 @@ void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
   Part* part = walks ? &tables_.staging->parts[0] : nullptr;
   cuda::SnapshotArgs args = args_of(part);
   args.first = true;
+  args.whole = true;
   args.advances = walks;
   count_and_place(args);
   copy_info();
@@ -172,19 +177,16 @@ void DeviceSnapshot::poll(Part* part) {
   if (part->use == Use::kCopying && part->copied_at->done()) part->use = Use::kReady;
 }
 
+// Gives a piece to the stream for every free part; where the walk was over before, it is empty.
 void DeviceSnapshot::go_on() {
   if (swept_) return seal_open();
   if (!walks_ || stopped()) return;
-  Part* free = nullptr;
   for (Part& part : tables_.staging->parts) {
-    if (!part.walk) continue;
-    if (part.use == Use::kFilling) return;  // where the next piece begins isn't known to be before the end
-    if (part.use == Use::kFree) free = &part;
+    if (!part.walk || part.use != Use::kFree) continue;
+    const cuda::SnapshotArgs args = args_of(&part);
+    count_and_place(args);
+    take(args, &part);
   }
-  if (free == nullptr) return;
-  const cuda::SnapshotArgs args = args_of(free);
-  count_and_place(args);
-  take(args, free);
 }
 
 bool DeviceSnapshot::all_free() const {

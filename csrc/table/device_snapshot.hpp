@@ -126,7 +126,8 @@ class DeviceSnapshot : public SnapshotReader {
   // Reader side; reader_mutex_ is held.
   bool read_ready(bool bounded);
   void read(const Part& part);
-  void reserve_logs(const std::vector<int64_t>& counts);
+  std::vector<int64_t> reserve_logs(const Part& part);
+  void log_part(const Part& part);
   void log_record(const cuda::RecordHead& head);
   void merge_logs();
   void check_failed(const char* call) const;

@@ -67,9 +67,11 @@ int64_t DeviceStaging::place(cuda::Device* device, const std::vector<cuda::Table
   args.sums = places.take<uint32_t>(tiles + 1);
   args.table_bytes = places.take<uint64_t>(n);
   args.cursor = places.take<int64_t>(1);
+  args.limit = places.take<int64_t>(1);
   args.area = places.take<cuda::TouchedArea>(1);
   step = places.take<int64_t>(1);
   last_piece = places.take<cuda::PieceHead>(1);
+  last_records = places.take<int64_t>(n);
   uint8_t* mask = places.take<uint8_t>(mask_bytes);
   for (const cuda::TableRecord& table : tables) {
     masks.push_back(mask);
@@ -85,6 +87,7 @@ int64_t DeviceStaging::place(cuda::Device* device, const std::vector<cuda::Table
     part.capacity = part.walk ? walk_bytes : share(max_staging_bytes, kTouchedShare);
     if (part.walk) {
       part.piece = places.take<cuda::PieceHead>(1);
+      part.piece_records = places.take<int64_t>(n);
     } else {
       part.sealed = places.take<cuda::TouchedArea>(1);
     }
@@ -108,6 +111,7 @@ DeviceStaging::DeviceStaging(cuda::Device* device, const std::vector<cuda::Table
     Places places(pinned);
     for (Part& part : parts) {
       part.piece_copied = places.take<cuda::PieceHead>(1);
+      part.piece_records_copied = places.take<int64_t>(static_cast<int64_t>(tables.size()));
       part.sealed_copied = places.take<cuda::TouchedArea>(1);
       part.copied = places.take<char>(part.capacity);
     }

@@ -28,9 +28,11 @@ class DeviceStaging {
     char* records = nullptr;  // on the device
     int64_t capacity = 0;
     cuda::PieceHead* piece = nullptr;     // of a walk's, on the device
+    int64_t* piece_records = nullptr;     // [tables], behind it
     cuda::TouchedArea* sealed = nullptr;  // of the others
     char* copied = nullptr;               // on the host
     cuda::PieceHead* piece_copied = nullptr;
+    int64_t* piece_records_copied = nullptr;
     cuda::TouchedArea* sealed_copied = nullptr;
     uint64_t bytes = 0;                   // of the records, from kCopying on
     std::unique_ptr<cuda::Event> filled;  // on the training stream
@@ -52,6 +54,7 @@ class DeviceStaging {
   int64_t partial_bytes = 0;
   void* seam = nullptr;
   cuda::PieceHead* last_piece = nullptr;  // of a walk that takes nothing
+  int64_t* last_records = nullptr;
   SelectRule* rules = nullptr;
   int64_t* quotas = nullptr;
   int64_t* step = nullptr;
