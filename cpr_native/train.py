@@ -69,7 +69,8 @@ def fit(
                 scheduler.step(loss.item())
             else:
                 scheduler.step()
-        manager.observe(loss.item())
+        if manager.observes:
+            manager.observe(loss.item())
         manager.step(batch_size_of(batch))
         for callback in callbacks:
             callback(manager.steps, loss.item())

@@ -6,7 +6,7 @@ import copy
 import io
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -104,7 +104,10 @@ class DenseState:
         return {key: value.detach() for key, value in state.items() if key not in self._table_keys}
 
     def capture(self) -> dict[str, Any]:
-        """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others."""
+        """Return a copy of everything as of now; nothing in it aliases model, optimizer, loader or others.
+
+        Tensors of a GPU are copied to memory of the host: a save is written by another thread, later.
+        """
         state = self.alone()
         if self._gang is not None:
             state["shards"] = self._gang.gather({name: state[name] for name in _OF_EACH})
@@ -112,7 +115,7 @@ class DenseState:
 
     def alone(self) -> dict[str, Any]:
         """Return what `capture` does, of this process alone."""
-        return {**copy.deepcopy(self.aliased()), "rng": rng_state()}
+        return {**host_copy(self.aliased()), "rng": rng_state()}
 
     def own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a state of `capture` with what is this process's own in the place of the first one's."""
@@ -206,6 +209,28 @@ class DenseState:
             )
         for each, (saved_class, packed) in zip(here, saved, strict=True):
             optimizers.check("tables' optimizer", each, packed, saved_class)
+
+
+def host_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of `state` with its tensors, however nested, in memory of the host."""
+    elsewhere = {id(tensor): tensor for tensor in _tensors(state) if not _on_host(tensor)}
+    copies = {at: tensor.detach().to("cpu") for at, tensor in elsewhere.items()}
+    return copy.deepcopy(state, copies)  # what is in its memo isn't copied again
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _tensors(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _tensors(entry)
 
 
 def check_optimizer(optimizer: object) -> None:

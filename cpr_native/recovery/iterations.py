@@ -133,6 +133,11 @@ class IterationPace:
         self.last = 0
         self._seen = 0
 
+    @property
+    def observes(self) -> bool:
+        """Whether it makes use of losses."""
+        return True
+
     def observe(self, loss: float) -> None:
         """Take the loss of the next step."""
         self.loop.observe(loss)

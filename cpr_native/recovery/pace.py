@@ -63,6 +63,11 @@ class Pace:
         loop.replan(age_hours=age, pls=pls)
         self._take_over(loop)
 
+    @property
+    def observes(self) -> bool:
+        """Whether it makes use of losses."""
+        return False
+
     def observe(self, loss: float) -> None:
         """Take the loss of the next step, which this pace makes no use of."""
 

@@ -39,6 +39,11 @@ class Progress(DenseMembers):
         return self.pace.interval_samples
 
     @property
+    def observes(self) -> bool:
+        """Whether `observe` makes use of losses: the number of one on a GPU has to be waited for."""
+        return self.pace.observes
+
+    @property
     def saving(self) -> bool:
         """Whether a save is in flight; the `step` or `flush` after its end enters it in `saves`."""
         return self._saves.busy

@@ -165,3 +165,29 @@ def test_plain_state_is_what_can_be_read_back(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(got["model"]["a"], state["model"]["a"])
     assert got["model"]["b"].dtype is torch.bfloat16
     assert got["rng"]["python"] == state["rng"]["python"]
+
+
+def test_tensors_that_are_not_on_the_host_are_copied_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own stand for those of a GPU."""
+    shared, kept = torch.arange(3.0), torch.ones(2)
+    state = {"a": [shared, (shared, kept)], "b": OrderedDict(c={"d": shared}), "e": "text"}
+    monkeypatch.setattr(dense, "_on_host", lambda tensor: tensor is kept)
+    copied: list[torch.Tensor] = []
+    to = torch.Tensor.to
+
+    def counted(tensor: torch.Tensor, where: str) -> torch.Tensor:
+        assert where == "cpu"
+        copied.append(tensor)
+        return to(tensor, where, copy=True)
+
+    monkeypatch.setattr(torch.Tensor, "to", counted)
+    found = dense.host_copy(state)
+    one = found["a"][0]
+    assert found["a"][1][0] is one
+    assert found["b"]["c"]["d"] is one
+    assert len(copied) == 1
+    assert type(found["b"]) is OrderedDict
+    shared.zero_()
+    kept.zero_()
+    assert one.tolist() == [0.0, 1.0, 2.0]
+    assert found["a"][1][1].tolist() == [1.0, 1.0]
