@@ -35,6 +35,7 @@ GOALS = (
     Goal(stage="large", figure="times_torch", limit=3),
     *(Goal(stage=name, figure="kernels", limit=10, at_most=True) for name in SMALL),
     *(Goal(stage=name, figure="times_torch", limit=10) for name in SMALL),
+    *(Goal(stage=name, figure="module_times_torch", limit=10) for name in SMALL),
     Goal(stage="tracking", figure="percent", limit=3, at_most=True),
     Goal(stage="begin", figure="host_us", limit=50, at_most=True),
     Goal(stage="begin", figure="stall_of_copy_time", limit=1.5, at_most=True),

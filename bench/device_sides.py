@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import shapes
 import torch
 from torch import Tensor
 
-from cpr_native import _native
+from cpr_native import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, _native
 from cpr_native._native import DeviceBatch, DeviceCollection, Snapshot, TableSpec
 from cpr_native.device.place import Place, describe_on
 
@@ -20,13 +21,17 @@ METADATA = 8  # bytes a row with dirty bit, count and list
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`tables` tables of `rows` x `dim`; a batch has `batch` bags of `pooling` ids each, drawn evenly."""
+    """`tables` tables of `rows` x `dim`; a batch has `batch` bags of `pooling` ids each.
+
+    `zipf`: ids follow the law of the benchmarks on the CPU (`shapes.py`), otherwise they are drawn evenly.
+    """
 
     tables: int
     rows: int
     dim: int
     batch: int
     pooling: int
+    zipf: bool = False
 
     @property
     def ids(self) -> int:
@@ -47,15 +52,19 @@ class Shape:
 
 
 SHAPES = {
-    "S1": Shape(tables=26, rows=100_000, dim=16, batch=2048, pooling=1),
-    "S2": Shape(tables=26, rows=1_000_000, dim=64, batch=2048, pooling=1),
-    "S3": Shape(tables=8, rows=500_000, dim=128, batch=2048, pooling=10),
+    "S1": Shape(tables=26, rows=100_000, dim=16, batch=2048, pooling=1, zipf=True),
+    "S2": Shape(tables=26, rows=1_000_000, dim=64, batch=2048, pooling=1, zipf=True),
+    "S3": Shape(tables=8, rows=500_000, dim=128, batch=2048, pooling=10, zipf=True),
     "large": Shape(tables=8, rows=10_000_000, dim=128, batch=65_536, pooling=10),
 }
 
 
 def batches(shape: Shape, where: torch.device, count: int) -> list[Tensor]:
     """Ids of different batches: int64 [ids], feature-major, on `where`."""
+    if shape.zipf:
+        rows = (shape.rows,) * shape.tables
+        host = shapes.Shape(rows=rows, dim=shape.dim, batch=shape.batch, pooling=shape.pooling)
+        return [ids.to(where) for ids in host.batches(count, seed=1)]
     generator = torch.Generator(where).manual_seed(1)
     return [
         torch.randint(0, shape.rows, (shape.ids,), generator=generator, device=where) for _ in range(count)
@@ -167,6 +176,39 @@ class Ours:
     def synchronize(self) -> None:
         """Wait, and raise what lookups found."""
         self.native.synchronize(self.place.stream())
+
+
+class Module:
+    """The same tables as an `EmbeddingBagCollection` on the place, trained by autograd."""
+
+    def __init__(self, shape: Shape, place: Place, *, host_memory: bool = False) -> None:
+        tables = [
+            EmbeddingBagConfig(
+                name=f"t{t}",
+                num_embeddings=shape.rows,
+                embedding_dim=shape.dim,
+                feature_names=(f"f{t}",),
+                weight_init_min=-0.5,
+                weight_init_max=0.5,
+            )
+            for t in range(shape.tables)
+        ]
+        self.collection = EmbeddingBagCollection(
+            tables,
+            optimizer=RowWiseAdagrad(lr=RATE, eps=EPS),
+            device=place,
+            host_memory=host_memory,
+            max_staging_bytes=1 << 26,
+        )
+        where = place.torch_device
+        self.offsets = torch.arange(0, shape.ids + 1, shape.pooling, device=where)
+        self.grad = gradient(shape, where)
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Forward and backward, which updates; returns the output."""
+        out: Tensor = self.collection(ids, self.offsets)
+        out.backward(self.grad)
+        return out.detach()
 
 
 class Torchs:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import json
 import sys
 import time
@@ -83,9 +82,7 @@ def guarded(stage: Stage, bench: Bench, seconds: float) -> dict[str, Any]:
         found = {"failed": f"{type(error).__name__}: {error}"[:500]}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    gc.collect()
-    if bench.timer.on_gpu:
-        torch.cuda.empty_cache()
+    bench.free()
     return {**found, "seconds": round(time.monotonic() - begun, 1)}
 
 

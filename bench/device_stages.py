@@ -6,13 +6,14 @@ the host does. `_of_copy`: the bytes that had to move in this time, as a part of
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
-from device_sides import METADATA, Ours, Shape, Torchs, batches
+from device_sides import METADATA, Module, Ours, Shape, Torchs, batches
 from device_timing import WARM_UP, Replay, Timer, kernels_of
 from torch import Tensor
 
@@ -40,6 +41,12 @@ class Bench:
     def memory(self) -> int:
         """Bytes that are free on the device; no bound on the host."""
         return torch.cuda.mem_get_info(self.place.torch_device)[0] if self.timer.on_gpu else 1 << 62
+
+    def free(self) -> None:
+        """Give back the memory of what was deleted."""
+        gc.collect()
+        if self.timer.on_gpu:
+            torch.cuda.empty_cache()
 
     def batches(self, shape: Shape, count: int = BATCHES) -> list[Tensor]:
         """Different batches of ids on the device."""
@@ -115,6 +122,14 @@ def native_figures(bench: Bench, shape: Shape, ids: list[Tensor]) -> dict[str, A
     }
 
 
+def module_figures(bench: Bench, shape: Shape, ids: list[Tensor]) -> dict[str, Any]:
+    """`EmbeddingBagCollection` on the device, with all that autograd and the module do on the host."""
+    ours = Module(shape, bench.place)
+    step = bench.timer.loop_ms(lambda i: ours.step(ids[i % BATCHES]), bench.count)
+    ours.collection.synchronize()
+    return {"module_step_ms": round(step, 4)}
+
+
 def torch_figures(bench: Bench, shape: Shape, ids: list[Tensor]) -> dict[str, Any]:
     """Torch's `EmbeddingBag(sparse=True)` with sparse Adagrad."""
     theirs = Torchs(shape, bench.place.torch_device)
@@ -126,21 +141,18 @@ def torch_figures(bench: Bench, shape: Shape, ids: list[Tensor]) -> dict[str, An
 
 
 def shape_stage(name: str) -> Callable[[Bench], dict[str, Any]]:
-    """The stage of one shape: the native engine, then torch, whose rows and state take twice the tables."""
+    """The stage of one shape: the native engine, its module, then torch, which takes twice the memory."""
 
     def stage(bench: Bench) -> dict[str, Any]:
         shape = bench.shapes[name].within(int(bench.memory() / 2.6))
         ids = bench.batches(shape)
-        ours = native_figures(bench, shape, ids)
-        if bench.timer.on_gpu:
-            torch.cuda.empty_cache()
-        theirs = torch_figures(bench, shape, ids)
-        return {
-            "rows": shape.rows,
-            **ours,
-            **theirs,
-            "times_torch": round(theirs["torch_step_ms"] / ours["step_ms"], 2),
-        }
+        found: dict[str, Any] = {"rows": shape.rows}
+        for side in (native_figures, module_figures, torch_figures):
+            found |= side(bench, shape, ids)
+            bench.free()
+        found["times_torch"] = round(found["torch_step_ms"] / found["step_ms"], 2)
+        found["module_times_torch"] = round(found["torch_step_ms"] / found["module_step_ms"], 2)
+        return found
 
     return stage
 

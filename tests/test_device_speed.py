@@ -11,12 +11,16 @@ from typing import Any
 import device_goals
 import device_speed
 import pytest
+import shapes
 import torch
 from device_memory import place_for_test
 from device_saves_speed import record_bytes, stall_bytes
-from device_sides import SHAPES, Ours, Shape
+from device_sides import SHAPES, Ours, Shape, batches
 from device_stages import Bench, lookup_bytes, update_bytes
 from device_timing import Replay
+from one_thread import one_thread
+
+__all__ = ["one_thread"]
 
 SMALL = Shape(tables=3, rows=50, dim=16, batch=16, pooling=5)
 
@@ -78,8 +82,9 @@ import device_speed
 from test_device_speed import small_bench
 def hangs(bench):
     time.sleep(100)
-stages = {{"copy": (lambda bench: {{"gb_s": 1.0}}, 0), "large": (hangs, 0)}}
-device_speed.run(small_bench(), Path("speed.json"), 2, stages)
+bench = small_bench()
+device_speed.run(bench, Path("speed.json"), 1000, {{"copy": (lambda bench: {{"gb_s": 1.0}}, 0)}})
+device_speed.guarded(hangs, bench, 1)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -87,6 +92,15 @@ device_speed.run(small_bench(), Path("speed.json"), 2, stages)
     assert done.returncode == 1
     assert "in hangs" in done.stderr
     assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))["figures"]["copy"]["gb_s"] == 1.0
+
+
+def test_shapes_of_the_benchmarks_on_the_cpu_have_their_ids() -> None:
+    for name in ("S1", "S2", "S3"):
+        shape, host = SHAPES[name], shapes.TIMED[name]
+        assert (host.rows, host.dim) == ((shape.rows,) * shape.tables, shape.dim)
+        assert (host.batch, host.pooling) == (shape.batch, shape.pooling)
+        (ids,) = batches(shape, torch.device("cpu"), 1)
+        assert torch.equal(ids, host.batches(1, seed=1)[0])
 
 
 def test_tables_in_pinned_memory_train_to_the_same_bits() -> None:
