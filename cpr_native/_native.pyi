@@ -618,6 +618,27 @@ class DeviceCollection:
         (int64 [1]), the rows and their gradients to the first places of `rows` (int64 [num_ids]) and
         `values` [num_ids, dim]; `memory`: `gradient_bytes` of workspace. May be called again.
         """
+    def ids_bytes(self, num_ids: int) -> int:
+        """Bytes of workspace that `track` and `renormalise` of so many ids take."""
+    def track(self, table: int, ids: TensorRef, *, memory: TensorRef, stream: int = 0) -> None:
+        """`Collection.track`, of ids on the device; `memory`: `ids_bytes` of workspace. A bad id is raised
+        as a lookup's is, with nothing counted.
+        """
+    def renormalise(
+        self,
+        table: int,
+        ids: TensorRef,
+        max_norm: float,
+        norm_type: float,
+        *,
+        count: TensorRef,
+        memory: TensorRef,
+        stream: int = 0,
+    ) -> None:
+        """`Collection.renormalise`, of ids on the device, for the norms 1, 2 and inf; how many rows were
+        scaled goes to `count` (int64 [1], on the device). `memory`: `ids_bytes` of workspace. A bad id is
+        raised as a lookup's is, with nothing written. Raises ValueError for another norm.
+        """
     def synchronize(self, stream: int = 0) -> None:
         """Wait for the stream, and raise what a lookup found."""
     def snapshot_bytes(self, max_staging_bytes: int) -> int:

@@ -15,6 +15,7 @@ void register_region(pybind11::module_& m, pybind11::class_<Collection>& c);
 void register_collection(pybind11::module_& m);
 void register_device(pybind11::module_& m);
 void register_device_rows(pybind11::class_<DeviceCollection>& c);
+void register_device_unique(pybind11::class_<DeviceCollection>& c);
 void register_route(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_store(pybind11::module_& m);

@@ -132,24 +132,6 @@ void update(DeviceCollection& c, DeviceBatch& batch, const TensorRef& grad, cons
   c.update(&batch, g, grad_scale, mask, workspace, stream);
 }
 
-void gradient(DeviceCollection& c, DeviceBatch& batch, const TensorRef& grad, int64_t table, const TensorRef& rows,
-              const TensorRef& values, const TensorRef& count, const TensorRef& memory, Stream stream) {
-  const char* outer = c.layout().wide ? "float64" : "float32";
-  require(c.optimizer().kind == Optimizer::kNone, "gradient: expected optimizer none, got a fused one; use update");
-  checked_table(c, table);
-  check_shape(grad, "grad", {batch.batch_size, c.layout().output_dim});
-  check_shape(rows, "rows", {batch.num_ids});
-  check_shape(values, "values", {batch.num_ids, c.spec(table).embedding_dim});
-  check_shape(count, "count", {1});
-  const void* g = data_as(grad, "grad", outer);
-  auto* to_rows = data_of<int64_t>(rows, "rows", "int64");
-  void* to_values = data_as(values, "values", outer);
-  auto* number = data_of<int64_t>(count, "count", "int64");
-  void* workspace = checked_memory(memory, "memory", c.gradient_bytes(batch.num_ids));
-  py::gil_scoped_release release;
-  c.gradient(&batch, g, table, to_rows, to_values, number, workspace, stream);
-}
-
 template <typename T>
 void def_scalar(py::class_<DeviceCollection>& c, const char* name, T OptimizerSpec::* member) {
   c.def_property_readonly(name, [member](const DeviceCollection& self) { return self.optimizer().*member; });
@@ -212,9 +194,6 @@ void define_collection(py::class_<DeviceCollection>& c) {
   c.def("update_bytes", &DeviceCollection::update_bytes, py::arg("num_ids"));
   c.def("update", &update, py::arg("batch"), py::arg("grad"), py::arg("memory"), py::kw_only(),
         py::arg("grad_scale") = 1.0F, py::arg("frozen") = std::vector<int64_t>(), py::arg("stream") = 0);
-  c.def("gradient_bytes", &DeviceCollection::gradient_bytes, py::arg("num_ids"));
-  c.def("gradient", &gradient, py::arg("batch"), py::arg("grad"), py::kw_only(), py::arg("table"), py::arg("rows"),
-        py::arg("values"), py::arg("count"), py::arg("memory"), py::arg("stream") = 0);
   c.def("synchronize", &DeviceCollection::synchronize, py::arg("stream") = 0, without_gil);
 }
 
@@ -237,6 +216,7 @@ void register_device(py::module_& m) {
   py::class_<DeviceCollection> c(m, "DeviceCollection");
   define_collection(c);
   register_device_rows(c);
+  register_device_unique(c);
 }
 
 }  // namespace cpr

@@ -154,16 +154,7 @@ struct UpdateArgs {
   PartialSums partial;
   TouchedArea* touched = nullptr;  // of snapshots, if there is memory for any
   bool wide = false;               // float64 tables
-  int64_t only_table = -1;         // rows of others are left alone; -1: of all tables
-  uint32_t steps = 1;              // that are counted at the end
-};
-
-// Optimizer::kNone: unique rows of one table (update.only_table) and their summed gradients, instead of an update.
-struct GradientArgs {
-  UpdateArgs update;
-  int64_t* rows = nullptr;   // [num_ids], local, ascending; the first `count` are written
-  void* values = nullptr;    // [num_ids, dim]; float, double for float64 tables
-  int64_t* count = nullptr;  // their number
+  int64_t only_table = -1;         // rows of others aren't summed; -1: of all tables
 };
 
 struct WeightGradArgs {

@@ -213,7 +213,10 @@ class CudaDevice final : public Device {
   void enter_sampled(const UpdateArgs& args, Stream stream) override {
     launch(launch_enter_sampled, args, stream, "enter sampled");
   }
-  void gradient(const GradientArgs& args, Stream stream) override { launch(launch_gradient, args, stream, "gradient"); }
+  void read_keys(const IdArgs& args, Stream stream) override { launch(launch_read_keys, args, stream, "read keys"); }
+  void unique_rows(const UniqueArgs& args, Stream stream) override {
+    launch(launch_unique_rows, args, stream, "unique rows");
+  }
 
  private:
   template <typename Args>

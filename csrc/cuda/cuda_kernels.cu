@@ -43,13 +43,17 @@ __global__ void __launch_bounds__(kUpdateThreads, 2) update_rows(UpdateArgs args
 
 __global__ void __launch_bounds__(kThreads, 2) enter_rows(UpdateArgs args) { enter_body(Group(), args); }
 
-__global__ void __launch_bounds__(kThreads) gradient_float(GradientArgs args) { gradient_body<float>(Group(), args); }
+__global__ void __launch_bounds__(kThreads) read_keys(IdArgs args) { read_keys_body(Group(), args); }
 
-__global__ void __launch_bounds__(kThreads) gradient_double(GradientArgs args) { gradient_body<double>(Group(), args); }
+// The step is known when it is compiled: each has the registers that it needs.
+template <UniqueStep kStep, typename T = float>
+__global__ void __launch_bounds__(kThreads) unique_rows(UniqueArgs args) {
+  args.step = kStep;
+  unique_body<T>(Group(), args);
+}
 
 __global__ void __launch_bounds__(kThreads) row_steps(RowArgs args) { row_step_body(Group(), args); }
 
-// The step is known when it is compiled: each has the registers that it needs.
 template <SnapshotStep kStep>
 __global__ void __launch_bounds__(kThreads) snapshot_step(SnapshotArgs args) {
   args.step = kStep;
@@ -125,8 +129,24 @@ cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch) {
   return run(enter_rows, args, (args.end_window - args.begin_window) * kWindowKeys / kLanes + 1, launch);
 }
 
-cudaError_t launch_gradient(const GradientArgs& args, const Launch& launch) {
-  return run(args.update.wide ? gradient_double : gradient_float, args, args.update.num_ids, launch);
+cudaError_t launch_read_keys(const IdArgs& args, const Launch& launch) {
+  return run(read_keys, args, args.num_ids / kLanes + 1, launch);
+}
+
+cudaError_t launch_unique_rows(const UniqueArgs& args, const Launch& launch) {
+  const int64_t items = args.update.num_ids;
+  switch (args.step) {
+    case UniqueStep::kGradient:
+      return args.update.wide ? run(unique_rows<UniqueStep::kGradient, double>, args, items, launch)
+                              : run(unique_rows<UniqueStep::kGradient>, args, items, launch);
+    case UniqueStep::kTrack:
+      return run(unique_rows<UniqueStep::kTrack>, args, items, launch);
+    case UniqueStep::kRenormalise:
+      return run(unique_rows<UniqueStep::kRenormalise>, args, items, launch);
+    case UniqueStep::kEnterSampled:
+      return run(unique_rows<UniqueStep::kEnterSampled>, args, items, launch);
+  }
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t launch_rows(const RowArgs& args, int64_t items, const Launch& launch) {

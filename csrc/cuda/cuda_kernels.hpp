@@ -8,6 +8,7 @@
 #include "cuda/args.hpp"
 #include "cuda/row_args.hpp"
 #include "cuda/snapshot_args.hpp"
+#include "cuda/unique_args.hpp"
 
 // The launches of the kernels on a GPU; each returns what CUDA says.
 namespace cpr::cuda {
@@ -27,7 +28,8 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, const Launch& launch)
 cudaError_t launch_partial_sums(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_update(const UpdateArgs& args, const Launch& launch);
 cudaError_t launch_enter_sampled(const UpdateArgs& args, const Launch& launch);
-cudaError_t launch_gradient(const GradientArgs& args, const Launch& launch);
+cudaError_t launch_read_keys(const IdArgs& args, const Launch& launch);
+cudaError_t launch_unique_rows(const UniqueArgs& args, const Launch& launch);
 // `items`: groups that there is work for.
 cudaError_t launch_rows(const RowArgs& args, int64_t items, const Launch& launch);
 cudaError_t launch_snapshot(const SnapshotArgs& args, int64_t items, const Launch& launch);

@@ -8,6 +8,7 @@
 #include "cuda/args.hpp"
 #include "cuda/row_args.hpp"
 #include "cuda/snapshot_args.hpp"
+#include "cuda/unique_args.hpp"
 
 namespace cpr::cuda {
 
@@ -68,8 +69,10 @@ class Device {
   virtual void partial_sums(const UpdateArgs& args, Stream stream) = 0;
   virtual void update(const UpdateArgs& args, Stream stream) = 0;
   virtual void enter_sampled(const UpdateArgs& args, Stream stream) = 0;
-  // In place of update, between partial_sums and enter_sampled.
-  virtual void gradient(const GradientArgs& args, Stream stream) = 0;
+
+  // Of one table's unique rows, without an optimizer; for sums of gradients after partial_sums.
+  virtual void read_keys(const IdArgs& args, Stream stream) = 0;
+  virtual void unique_rows(const UniqueArgs& args, Stream stream) = 0;
 };
 
 }  // namespace cpr::cuda

@@ -66,7 +66,7 @@ CPR_BODY void enter_body(const G& g, const UpdateArgs& a) {
     if (a.state->not_finite != 0) {
       ++a.state->skipped;
     } else {
-      a.state->step += a.steps;
+      ++a.state->step;
     }
     a.state->not_finite = 0;
   });

@@ -119,8 +119,11 @@ class HostDevice final : public Device {
   void enter_sampled(const UpdateArgs& args, Stream stream) override {
     launch(kernels_.enter_sampled, args, (args.end_window - args.begin_window) * kWindowKeys / lanes_ + 1, stream);
   }
-  void gradient(const GradientArgs& args, Stream stream) override {
-    launch(kernels_.gradient, args, args.update.num_ids, stream);
+  void read_keys(const IdArgs& args, Stream stream) override {
+    launch(kernels_.read_keys, args, args.num_ids / lanes_ + 1, stream);
+  }
+  void unique_rows(const UniqueArgs& args, Stream stream) override {
+    launch(kernels_.unique_rows, args, args.update.num_ids, stream);
   }
 
  private:

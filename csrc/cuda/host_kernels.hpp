@@ -6,6 +6,7 @@
 #include "cuda/args.hpp"
 #include "cuda/row_args.hpp"
 #include "cuda/snapshot_args.hpp"
+#include "cuda/unique_args.hpp"
 
 // The kernels' bodies compiled for the host, one group after the other.
 namespace cpr::cuda {
@@ -18,7 +19,8 @@ struct HostKernels {
   void (*partial_sums)(const UpdateArgs& args, const Order& order);
   void (*update)(const UpdateArgs& args, const Order& order);
   void (*enter_sampled)(const UpdateArgs& args, const Order& order);
-  void (*gradient)(const GradientArgs& args, const Order& order);
+  void (*read_keys)(const IdArgs& args, const Order& order);
+  void (*unique_rows)(const UniqueArgs& args, const Order& order);
   void (*rows)(const RowArgs& args, const Order& order);
   void (*snapshot)(const SnapshotArgs& args, const Order& order);
 };

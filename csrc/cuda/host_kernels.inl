@@ -77,11 +77,16 @@ void run_enter_sampled(const UpdateArgs& args, const HostKernels::Order& order) 
 }
 
 template <int kLanes>
-void run_gradient(const GradientArgs& args, const HostKernels::Order& order) {
+void run_read_keys(const IdArgs& args, const HostKernels::Order& order) {
+  run<kLanes>(args, order, [](const auto& g, const auto& a) { read_keys_body(g, a); });
+}
+
+template <int kLanes>
+void run_unique_rows(const UniqueArgs& args, const HostKernels::Order& order) {
   if (args.update.wide) {
-    run<kLanes>(args, order, [](const auto& g, const auto& a) { gradient_body<double>(g, a); });
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { unique_body<double>(g, a); });
   } else {
-    run<kLanes>(args, order, [](const auto& g, const auto& a) { gradient_body<float>(g, a); });
+    run<kLanes>(args, order, [](const auto& g, const auto& a) { unique_body<float>(g, a); });
   }
 }
 
@@ -99,9 +104,10 @@ void run_snapshot(const SnapshotArgs& args, const HostKernels::Order& order) {
 
 template <int kLanes>
 const HostKernels& host_kernels() {
-  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>, run_weight_grad<kLanes>,
-                                      run_partial_sums<kLanes>, run_update<kLanes>, run_enter_sampled<kLanes>,
-                                      run_gradient<kLanes>,     run_rows<kLanes>,   run_snapshot<kLanes>};
+  static const HostKernels kernels = {run_initialise<kLanes>,   run_lookup<kLanes>,      run_weight_grad<kLanes>,
+                                      run_partial_sums<kLanes>, run_update<kLanes>,      run_enter_sampled<kLanes>,
+                                      run_read_keys<kLanes>,    run_unique_rows<kLanes>, run_rows<kLanes>,
+                                      run_snapshot<kLanes>};
   return kernels;
 }
 

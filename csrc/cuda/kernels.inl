@@ -13,8 +13,8 @@
 #include "cuda/update.inl"
 
 #include "cuda/enter.inl"
-#include "cuda/gradient.inl"
 
 #include "cuda/pieces.inl"
 #include "cuda/row_steps.inl"
 #include "cuda/snapshot.inl"
+#include "cuda/unique.inl"

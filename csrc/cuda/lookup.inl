@@ -20,6 +20,14 @@ CPR_BODY void note_error(DeviceState* state, uint64_t* which, int64_t position, 
   store_for_host(state->settings.failed_on_host, 1);
 }
 
+// Of each lookup a position is one lane's. What an earlier lookup noted of the same one stays.
+CPR_BODY void note_bad_id(DeviceState* state, int64_t table, int64_t position, int64_t id) {
+  if (load_acquire(&state->bad_position) <= static_cast<uint64_t>(position)) return;
+  min_relaxed(&state->bad_position, static_cast<uint32_t>(position));
+  note_error(state, &state->bad_id, position, id);
+  min_relaxed(&state->bad_table, (static_cast<uint64_t>(position) << 32) | static_cast<uint64_t>(table));
+}
+
 // Offset i, checked against its bounds and its neighbour before.
 template <typename G>
 CPR_BODY bool check_offset(const G& g, const LookupArgs& a, int64_t i, int64_t last) {
@@ -83,13 +91,8 @@ CPR_BODY bool read_ids(const G& g, const LookupArgs& a, const TableRecord& table
       const int64_t id = integer_at(a.ids, a.ids_are_64bit, p);
       const bool good = id >= 0 && id < table.view.num_rows;
       if (!good) {
+        note_bad_id(a.state, number, p, id);
         bad[lane] = true;
-        // Of each lookup a position is one lane's. What an earlier lookup noted of the same one stays.
-        if (load_acquire(&a.state->bad_position) > static_cast<uint64_t>(p)) {
-          min_relaxed(&a.state->bad_position, static_cast<uint32_t>(p));
-          note_error(a.state, &a.state->bad_id, p, id);
-          min_relaxed(&a.state->bad_table, (static_cast<uint64_t>(p) << 32) | static_cast<uint64_t>(number));
-        }
       }
       if (!a.keep) continue;
       const uint64_t row = static_cast<uint64_t>(table.first_row + (good ? id : 0));

@@ -95,6 +95,13 @@ class DeviceCollection {
   void gradient(DeviceBatch* batch, const void* grad, int64_t table, int64_t* rows, void* values, int64_t* count,
                 void* memory, cuda::Stream stream);
 
+  // As Collection's, of ids on the device; a bad one is raised later, with nothing counted or written. `memory`:
+  // ids_bytes of workspace. `norm_type`: 1, 2, or 0 for the largest; `count`, on the device: rows that were scaled.
+  int64_t ids_bytes(int64_t num_ids) const;
+  void track(int64_t table, const void* ids, bool ids_are_64bit, int64_t num_ids, void* memory, cuda::Stream stream);
+  void renormalise(int64_t table, const void* ids, bool ids_are_64bit, int64_t num_ids, double max_norm, int norm_type,
+                   int64_t* count, void* memory, cuda::Stream stream);
+
   // Raises what a bad id or offset left, and forgets it; `call`: who asks. Waits for the stream only if there is one.
   void raise_errors(const char* call, cuda::Stream stream);
   void synchronize(cuda::Stream stream);
@@ -143,6 +150,7 @@ class DeviceCollection {
  private:
   friend class DeviceLoader;
   struct Workspace;
+  struct UniqueSpace;
 
   cuda::TableRecord* device_tables() const;
   const cuda::FeatureRecord* device_features() const;
@@ -176,8 +184,13 @@ class DeviceCollection {
   cuda::DeviceState read_state(cuda::Stream stream);
   cuda::BatchView place_batch(int64_t num_ids, int64_t batch_size, bool weighted, void* memory, int64_t* bytes) const;
   Workspace place_workspace(int64_t num_ids, void* memory) const;
-  int64_t place_gradient(int64_t num_ids, void* memory, cuda::UpdateArgs* args, void** seam) const;
-  void sort_batch(DeviceBatch* batch, void* seam, cuda::Stream stream);
+  UniqueSpace place_unique(int64_t num_ids, bool sums, void* memory) const;
+  cuda::UniqueArgs unique_args(int64_t table, int64_t num_ids) const;
+  void find_unique(const uint64_t* keys, uint64_t* sorted, uint32_t* starts, uint32_t* unique, int64_t num_ids,
+                   void* seam, cuda::Stream stream);
+  void enter_unique(cuda::UniqueArgs args, cuda::Stream stream);
+  cuda::UniqueArgs read_unique(int64_t table, const void* ids, bool ids_are_64bit, int64_t num_ids, bool samples,
+                               void* memory, cuda::Stream stream);
   void check_batch(const DeviceBatch& batch, const char* call) const;
   void freeze(const std::vector<bool>& frozen, cuda::Stream stream);
   int row_bits() const;
