@@ -112,13 +112,9 @@ class Ours:
             learning_rate=RATE,
             eps=EPS,
         )
-        on_gpu = place.torch_device.type == "cuda"
-        self.weights = [
-            torch.empty(shape.rows, shape.dim, pin_memory=on_gpu)
-            if pinned
-            else torch.empty(shape.rows, shape.dim, device=place.torch_device)
-            for _ in specs
-        ]
+        empty = place.empty_host if pinned else place.empty
+        nbytes = shape.weight_bytes // shape.tables
+        self.weights = [empty(nbytes).view(torch.float32).view(shape.rows, shape.dim) for _ in specs]
         self._bind(staging)
         self.grad = gradient(shape, place.torch_device)
         self.out = torch.empty_like(self.grad)
