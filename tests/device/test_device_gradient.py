@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_engine import DeviceEngine, bits
+from device_memory import LANES
 from engine import Engine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from cpr_native._native import DeviceBatch
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 
 
 def pair(lanes: int = 8, seed: int = 0, **options: Any) -> tuple[Engine, DeviceEngine]:
@@ -142,7 +143,7 @@ def test_arguments_are_checked() -> None:
 
 @given(
     data=st.data(),
-    lanes=st.sampled_from([1, 8, 32]),
+    lanes=st.sampled_from(LANES),
     dim=st.integers(1, 140),
     pooling=st.sampled_from(["sum", "mean", "max"]),
     dtype=st.sampled_from(["float32", "float16", "float64"]),

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_memory import Scratch, reachable
+from device_memory import LANES, Scratch, reachable
 from device_saves import Pair
 from numpy.typing import NDArray
 
 from cpr_native._native import Selection
 from cpr_native._tensor import describe
 
-each_lanes = pytest.mark.parametrize("lanes", [1, 8, 32])
+each_lanes = pytest.mark.parametrize("lanes", LANES)
 ROWS = (300, 41)
 
 
