@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cpr_native._native import DeviceCollection, SnapshotInProgress
-from cpr_native._tensor import describe
 from cpr_native.device.memory import EngineMemory
 from cpr_native.device.order import StreamOrder
+from cpr_native.device.outside import DeviceOutside
 from cpr_native.device.place import Place, describe_on
 from cpr_native.device.rows import DeviceRows
 from cpr_native.device.settings import DeviceSettings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DEFAULT_STAGING_BYTES = 256 * 2**20
 
 
-class DeviceEngine(DeviceSettings, DeviceRows):
+class DeviceEngine(DeviceSettings, DeviceRows, DeviceOutside):
     """Tables on a device, with the methods of `Collection`, their arguments and their errors.
 
     Differences: ids, offsets, per-sample weights, gradients and outputs are memory of the device, which their
@@ -134,18 +134,6 @@ class DeviceEngine(DeviceSettings, DeviceRows):
         self._native.bind_weight(table, weight, owner, self._order.stream())
         self._place.native.synchronize(self._order.stream())
         self._memory.replace_weight(table, owner)
-
-    def mark_dirty_nonzero(self, table: int, grad: Tensor) -> int:
-        """As `Collection.mark_dirty_nonzero`, of a gradient on the device; waits for it."""
-        spec = self.tables[table]
-        expected = (spec.num_embeddings, spec.embedding_dim)
-        if tuple(grad.shape) != expected:
-            raise ValueError(f"grad: expected shape {expected}, got {tuple(grad.shape)}")
-        describe_on(self._place, grad)
-        bits = grad.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[grad.element_size()])
-        rows = bits.ne(0).any(dim=1).nonzero().reshape(-1).cpu() + spec.row_offset
-        self.mark_dirty(table, describe(rows))
-        return int(rows.numel())
 
     def lookup(
         self,

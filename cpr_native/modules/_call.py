@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cpr_native.device import DeviceEngine
 from cpr_native.modules._inputs import check_offsets, check_rows
 from cpr_native.modules._memory import torch_dtype
 
@@ -193,12 +192,9 @@ def without_padding(
 def renormalise(module: EngineModule, request: Request, max_norm: float, norm_type: float) -> None:
     """Scale the rows named by the ids down to `max_norm`, as torch; all of the request is checked before."""
     (weight,) = module._synced()
-    engine = module._engine
-    if isinstance(engine, DeviceEngine):
-        raise ValueError("max_norm: expected a table on the CPU, got one on a device")
     if request.offsets is not None:
         check_offsets(request.offsets, request.ids.shape[0])
-    if engine.renormalise(0, module._describe(request.ids), max_norm, norm_type):
+    if module._engine.renormalise(0, module._describe(request.ids), max_norm, norm_type):
         torch.autograd.graph.increment_version(weight)
         module._versions[0] = weight._version
 

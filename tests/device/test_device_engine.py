@@ -20,7 +20,7 @@ OPTIMIZERS = ["none", "sgd", "row_wise_adagrad", "adagrad", "adam", "partial_row
 TRAINING = OPTIMIZERS[1:]
 # What is for memory of the host alone, and what tables on a device don't do.
 HOST_ONLY = {"bind_state"}
-NOT_THERE = {"track", "renormalise", "keep_saved", "refresh_saved", "changes"}
+NOT_THERE = {"keep_saved", "refresh_saved", "changes"}
 
 
 def test_it_has_the_interface_of_a_collection() -> None:

@@ -11,7 +11,7 @@ from device_memory import place_for_test
 from device_twins import FUSED, assert_bits, assert_same
 from torch import Tensor
 
-from cpr_native import SGD, Adam, Embedding, EmbeddingBag
+from cpr_native import SGD, Adam, Embedding, EmbeddingBag, RowWiseAdagrad
 from cpr_native.device import Place
 
 ROWS, DIM = 20, 6
@@ -119,11 +119,48 @@ def test_gradients_for_the_optimizers_of_torch(kind: Any, sparse: bool, by_freq:
     assert module.engine.trackers(0).tolist() == twin.engine.trackers(0).tolist()
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("kind", [EmbeddingBag, Embedding])
-def test_max_norm_is_refused(kind: Any) -> None:
-    module, _ = pair(kind, place_for_test(), max_norm=0.7)
-    with pytest.raises(ValueError, match="max_norm: expected a table on the CPU"):
-        module(torch.tensor([[1]], device=module.weight.device))
+def test_max_norm_scales_rows_down(kind: Any, norm_type: float) -> None:
+    module, twin = pair(
+        kind,
+        place_for_test(),
+        max_norm=0.7,
+        norm_type=norm_type,
+        padding_idx=3,
+        optimizer=RowWiseAdagrad(lr=0.1),
+    )
+    for seed in range(2):
+        outs = []
+        for each in (module, twin):
+            ids = inputs(seed)[0].to(each.weight.device).reshape(5, 6)
+            outs.append(each(ids))
+            outs[-1].sum().backward()
+            with torch.no_grad():
+                each(ids.new_full((1, 1), 3))
+        assert_bits(*outs)
+    assert_same(module, twin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_max_norm_of_half_precision(dtype: torch.dtype) -> None:
+    module, twin = pair(EmbeddingBag, place_for_test(), max_norm=0.7, mode="sum", dtype=dtype)
+    for each in (module, twin):
+        with torch.no_grad():
+            each(inputs(1)[0].to(each.weight.device).reshape(5, 6))
+    assert_same(module, twin)
+
+
+def test_max_norm_says_what_it_cannot_do() -> None:
+    place = place_for_test()
+    module = EmbeddingBag(ROWS, DIM, max_norm=0.7, norm_type=3.0, device=place)
+    with pytest.raises(ValueError, match="norm_type"):
+        module(torch.tensor([[1]], device=place.torch_device))
+    module, twin = pair(EmbeddingBag, place, max_norm=0.7)
+    twin.engine.mark_dirty(0)
+    with pytest.raises(IndexError, match="got id 20 at position 1"):
+        module(torch.tensor([[1, ROWS]], device=place.torch_device))
+    assert_same(module, twin)
 
 
 @pytest.mark.parametrize("padding_idx", [None, 4])
