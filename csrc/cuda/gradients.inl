@@ -2,6 +2,12 @@
 // are full, and chunks of 32 sums of full chunks and so on, are summed before the update, each by one group, so that
 // many groups share a hot row. The order is that of core/ordered_sum.hpp, whoever sums.
 
+inline constexpr int kSumBits = 5;
+static_assert(kSumFanout == int64_t{1} << kSumBits);
+
+// Items of 32^level keys, all of them full, of which `keys` keys are; a 64-bit division is a call of its own.
+CPR_BODY int64_t items_of(int64_t keys, int level) { return keys >> (kSumBits * level); }
+
 CPR_BODY int64_t row_number(uint64_t key) { return static_cast<int64_t>(key >> 32); }
 
 // The table of a row's number: the last that begins at or before it.
@@ -31,11 +37,13 @@ CPR_BODY void add_occurrence(const UpdateArgs& a, const TableView& t, uint64_t k
   Tile<T, kBlocks * kWidth> g{};
   read_tile<kWidth, kBlocks>(static_cast<const T*>(a.grad) + at, lane, column, t.dim, &g);
   if (t.pooling == Pooling::kMax) {
-    Tile<uint32_t, kBlocks * kWidth> where{};
-    read_tile<kWidth, kBlocks>(a.batch.argmax + at, lane, column, t.dim, &where);
-    CPR_UNROLL
-    for (int j = 0; j < kBlocks * kWidth; ++j)
-      g.at[j] = where.at[j] == static_cast<uint32_t>(position) ? g.at[j] : T{0};
+    each_block<kBlocks, kWidth>(lane, column, t.dim, [&](int from, int64_t item) {
+      const Pack<uint32_t, kWidth> where = read_items<kWidth>(a.batch.argmax + at, item, t.dim);
+      CPR_UNROLL
+      for (int j = 0; j < kWidth; ++j) {
+        g.at[from + j] = where.at[j] == static_cast<uint32_t>(position) ? g.at[from + j] : T{0};
+      }
+    });
   } else if (a.batch.weights != nullptr || t.pooling == Pooling::kMean) {
     const T scale = a.batch.weights != nullptr ? static_cast<const T*>(a.batch.weights)[position]
                                                : T{1} / static_cast<T>(a.batch.bag_length[bag]);
@@ -68,11 +76,10 @@ template <int kBlocks, int kWidth, typename T>
 CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, int64_t count, int lane, int64_t column,
                       Tile<T, kBlocks * kWidth>* sum) {
   bool left = false;  // `sum` has a chunk that isn't full, of the level below
-  int64_t size = 1;   // keys of an item
   CPR_ROLLED
-  for (int level = 0;; ++level, size *= kSumFanout) {
-    const int64_t items = count / size;
-    const int64_t chunks = items / kSumFanout;
+  for (int level = 0;; ++level) {
+    const int64_t items = items_of(count, level);
+    const int64_t chunks = items_of(items, 1);
     if (chunks > 0 && items == chunks * kSumFanout && !left) continue;
     Tile<T, kBlocks * kWidth> open{};
     CPR_ROLLED
@@ -81,7 +88,7 @@ CPR_BODY void sum_run(const UpdateArgs& a, const TableView& t, int64_t start, in
       if (level == 0) {
         add_occurrence<kBlocks, kWidth>(a, t, a.keys[start + i], first, lane, column, &open);
       } else {
-        add_chunk<kBlocks, kWidth>(a, t, level - 1, start / size + i, first, lane, column, &open);
+        add_chunk<kBlocks, kWidth>(a, t, level - 1, items_of(start, level) + i, first, lane, column, &open);
       }
     }
     if (left) add_tile<kBlocks, kWidth>(*sum, items == chunks * kSumFanout, &open);
@@ -96,13 +103,12 @@ template <typename G>
 CPR_BODY bool sampled_run(const G& g, const UpdateArgs& a, int64_t start, int64_t count) {
   typename G::template PerLane<bool> found;
   g.each([&](int lane) {
-    int64_t size = 1;
-    for (int level = 0; count >= size; ++level, size *= kSumFanout) {
-      const int64_t items = count / size;
-      for (int64_t i = items / kSumFanout * kSumFanout + lane; i < items; i += G::kLanes) {
-        found[lane] =
-            found[lane] || (level == 0 ? (a.keys[start + i] & kSampledFlag) != 0
-                                       : a.partial.sampled[a.partial.begin[level - 1] + start / size + i] != 0);
+    for (int level = 0; items_of(count, level) > 0; ++level) {
+      const int64_t items = items_of(count, level);
+      for (int64_t i = items_of(items, 1) * kSumFanout + lane; i < items; i += G::kLanes) {
+        found[lane] = found[lane] ||
+                      (level == 0 ? (a.keys[start + i] & kSampledFlag) != 0
+                                  : a.partial.sampled[a.partial.begin[level - 1] + items_of(start, level) + i] != 0);
       }
     }
   });
@@ -162,8 +168,8 @@ CPR_BODY int64_t run_end(const UpdateArgs& a, int64_t start, int64_t at) {
 
 // Writes the sum of a full chunk of `level`, whose first key is `first`.
 template <typename T, typename G>
-CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, int level, int64_t first, int64_t size) {
-  const int64_t place = a.partial.begin[level] + first / (size * kSumFanout);
+CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, int level, int64_t first) {
+  const int64_t place = a.partial.begin[level] + items_of(first, level + 1);
   T* out = static_cast<T*>(a.partial.sums) + place * a.partial.stride;
   typename G::template PerLane<bool> sampled;
   g.each([&](int lane) {
@@ -173,15 +179,15 @@ CPR_BODY void write_chunk(const G& g, const UpdateArgs& a, const TableView& t, i
         if (level == 0) {
           add_occurrence<kTileBlocks, G::kWidth>(a, t, a.keys[first + i], i == 0, lane, column, &sum);
         } else {
-          add_chunk<kTileBlocks, G::kWidth>(a, t, level - 1, first / size + i, i == 0, lane, column, &sum);
+          add_chunk<kTileBlocks, G::kWidth>(a, t, level - 1, items_of(first, level) + i, i == 0, lane, column, &sum);
         }
       }
       write_tile<G::kWidth, kTileBlocks>(sum, lane, column, t.dim, out);
     }
     for (int64_t i = lane; i < kSumFanout; i += G::kLanes) {
-      sampled[lane] =
-          sampled[lane] || (level == 0 ? (a.keys[first + i] & kSampledFlag) != 0
-                                       : a.partial.sampled[a.partial.begin[level - 1] + first / size + i] != 0);
+      sampled[lane] = sampled[lane] ||
+                      (level == 0 ? (a.keys[first + i] & kSampledFlag) != 0
+                                  : a.partial.sampled[a.partial.begin[level - 1] + items_of(first, level) + i] != 0);
     }
   });
   const bool any = g.any(sampled);
@@ -211,16 +217,14 @@ CPR_BODY void sum_window(const G& g, const UpdateArgs& a, int64_t window) {
   const int64_t index = table_of_row(a, number);
   const TableRecord& table = a.tables[index];
   if (table.frozen != 0 || (a.only_table >= 0 && index != a.only_table)) return;
-  int64_t size = 1;
   for (int level = 0; level < a.partial.levels; ++level) {
-    write_chunk<T>(g, a, table.view, level, first, size);
-    size *= kSumFanout;
-    const int64_t above = size * kSumFanout;
-    first = start + (first - start) / above * above;
+    write_chunk<T>(g, a, table.view, level, first);
+    const int64_t above = int64_t{1} << (kSumBits * (level + 2));  // keys of the chunk of 32 such
+    first = start + ((first - start) & ~(above - 1));
     if (level + 1 == a.partial.levels || !is_full(a, number, first, above)) return;
     g.sync();
     typename G::template PerLane<uint32_t> before;
-    uint32_t* arrived = a.batch.arrived + a.partial.counters[level] + first / above;
+    uint32_t* arrived = a.batch.arrived + a.partial.counters[level] + items_of(first, level + 2);
     g.each([&](int lane) {
       if (lane == 0) before[lane] = add_acq_rel(arrived, 1);
     });

@@ -7,8 +7,9 @@
 // What kernel bodies are written in: groups of lanes that work on one row. A group has kLanes lanes, each with kWidth
 // neighbouring columns of every block of 32. Values of a lane lie in PerLane<T>; `each` runs a statement for every
 // lane; the other members are the only communication. Control flow between calls is the same for all lanes of a group.
-// On the device a lane is a thread; on the host it is an element of an array. Sums go by a butterfly, so every lane
-// gets the same bits: neighbours first, as sum_of_squares in core/ordered_sum.hpp.
+// LaneStore holds values of the lane that runs, as many as would take too many registers. On the device a lane is a
+// thread; on the host it is an element of an array. Sums go by a butterfly, so every lane gets the same bits:
+// neighbours first, as sum_of_squares in core/ordered_sum.hpp.
 #if defined(__CUDACC__)
 #define CPR_BODY static __forceinline__ __device__
 #define CPR_MEMBER __forceinline__ __device__
@@ -38,6 +39,16 @@ class DeviceGroup {
     T value{};
     __device__ T& operator[](int) { return value; }
     __device__ const T& operator[](int) const { return value; }
+  };
+
+  // In shared memory; one of its kind in a kernel, of blocks of at most 256 threads.
+  template <typename T, int kCount>
+  class LaneStore {
+   public:
+    __device__ T& operator[](int i) const {
+      __shared__ T slots[kCount][256];
+      return slots[i][threadIdx.x];
+    }
   };
 
   __device__ DeviceGroup()
@@ -100,6 +111,15 @@ class HostGroup {
     T values[kLanes] = {};
     T& operator[](int lane) { return values[lane]; }
     const T& operator[](int lane) const { return values[lane]; }
+  };
+
+  template <typename T, int kCount>
+  class LaneStore {
+   public:
+    T& operator[](int i) { return values_[i]; }
+
+   private:
+    T values_[kCount];
   };
 
   HostGroup(int64_t index, int64_t count) : index_(index), count_(count) {}

@@ -1,7 +1,7 @@
 // Part of kernels: checks a bag's ids and offsets, writes its keys, pools it. A group works on one bag. A bag with a
 // bad id or offset is NaN, and its error is noted for the host; all that it may read has been checked.
 
-inline constexpr int kLongLevels = 8;  // 32^7 > 2^31 items
+inline constexpr int kLongLevels = 6;  // of chunk sums: 32^7 > 2^31 items
 
 struct Bag {
   int64_t number = 0;
@@ -67,7 +67,7 @@ CPR_BODY bool find_bag(const G& g, const LookupArgs& a, int64_t number, Bag* bag
     bag->end = number + 1;
     return true;
   }
-  bag->feature = number / a.batch_size;
+  bag->feature = static_cast<uint32_t>(number) / static_cast<uint32_t>(a.batch_size);  // both are below 2^31
   if (a.offsets == nullptr) {
     bag->begin = number * a.ids_per_bag;
     bag->end = bag->begin + a.ids_per_bag;
@@ -115,46 +115,65 @@ CPR_BODY T scale_at(const LookupArgs& a, int64_t p) {
   return a.weights == nullptr ? T{1} : static_cast<const T*>(a.weights)[p];
 }
 
-// Items [begin, end), at most 32 of them: one after the other.
+// Items [begin, end), at most 32 of them: one after the other. Of one block of columns several are on their way; more
+// of a tile would take registers, and with them groups. The next ids are always.
 template <typename T, int kBlocks, typename G>
 CPR_BODY void add_items(const LookupArgs& a, const TableView& t, int64_t begin, int64_t end, int lane, int64_t column,
                         Tile<T, kBlocks * G::kWidth>* sum) {
-  for (int64_t p = begin; p < end; ++p) {
-    Tile<T, kBlocks * G::kWidth> item{};
-    read_row<G::kWidth, kBlocks>(t, integer_at(a.ids, a.ids_are_64bit, p), lane, column, &item);
-    const T scale = scale_at<T>(a, p);
+  constexpr int kUnderWay = kBlocks == 1 ? 4 : 1;
+  int64_t ids[kUnderWay] = {};
+  CPR_UNROLL
+  for (int i = 0; i < kUnderWay; ++i) {
+    if (begin + i < end) ids[i] = integer_at(a.ids, a.ids_are_64bit, begin + i);
+  }
+  CPR_ROLLED
+  for (int64_t p = begin; p < end; p += kUnderWay) {
+    Tile<T, kBlocks * G::kWidth> items[kUnderWay] = {};
     CPR_UNROLL
-    for (int j = 0; j < kBlocks * G::kWidth; ++j) {
-      const T x = a.weights == nullptr ? item.at[j] : item.at[j] * scale;
-      sum->at[j] = p == begin ? x : sum->at[j] + x;
+    for (int i = 0; i < kUnderWay; ++i) {
+      if (p + i < end) read_row<G::kWidth, kBlocks>(t, ids[i], lane, column, &items[i]);
+    }
+    CPR_UNROLL
+    for (int i = 0; i < kUnderWay; ++i) {
+      if (p + kUnderWay + i < end) ids[i] = integer_at(a.ids, a.ids_are_64bit, p + kUnderWay + i);
+    }
+    CPR_UNROLL
+    for (int i = 0; i < kUnderWay; ++i) {
+      if (p + i >= end) continue;
+      const T scale = scale_at<T>(a, p + i);
+      CPR_UNROLL
+      for (int j = 0; j < kBlocks * G::kWidth; ++j) {
+        const T x = a.weights == nullptr ? items[i].at[j] : items[i].at[j] * scale;
+        sum->at[j] = p + i == begin ? x : sum->at[j] + x;
+      }
     }
   }
 }
 
-// More than 32 items, one block of columns: chunk sums of every level are in registers.
+// More than 32 items, one block of columns: the open chunk's sum of every level is kept beside the registers.
 template <typename T, typename G>
 CPR_BODY void add_long(const LookupArgs& a, const TableView& t, const Bag& bag, int lane, int64_t column,
                        Tile<T, G::kWidth>* out) {
-  Tile<T, G::kWidth> levels[kLongLevels] = {};
-  uint32_t held[kLongLevels] = {};  // items of the level's open chunk
-  for (int64_t begin = bag.begin; begin < bag.end; begin += kSumFanout) {
+  using Sum = Tile<T, G::kWidth>;
+  typename G::template LaneStore<Sum, kLongLevels> open;
+  int64_t chunk = 0;
+  for (int64_t begin = bag.begin; begin < bag.end; begin += kSumFanout, ++chunk) {
     const int64_t end = begin + kSumFanout < bag.end ? begin + kSumFanout : bag.end;
-    Tile<T, G::kWidth> sum{};
+    Sum sum{};
     add_items<T, 1, G>(a, t, begin, end, lane, column, &sum);
     const bool closes = end == bag.end;  // then every open chunk does, from the lowest level on
-    bool carries = true;
-    CPR_UNROLL
-    for (int level = 1; level < kLongLevels; ++level) {
-      if (!carries) continue;
-      CPR_UNROLL
-      for (int j = 0; j < G::kWidth; ++j) {
-        levels[level].at[j] = held[level] == 0 ? sum.at[j] : levels[level].at[j] + sum.at[j];
+    int64_t before = chunk;              // what the level has got
+    for (int level = 0; level < kLongLevels && !(closes && before == 0); ++level, before /= kSumFanout) {
+      const int64_t held = before % kSumFanout;
+      if (held > 0) {
+        const Sum earlier = open[level];
+        CPR_UNROLL
+        for (int j = 0; j < G::kWidth; ++j) sum.at[j] = earlier.at[j] + sum.at[j];
       }
-      ++held[level];
-      carries = held[level] == kSumFanout || closes;
-      if (!carries) continue;
-      held[level] = 0;
-      sum = levels[level];
+      if (!closes && held != kSumFanout - 1) {
+        open[level] = sum;
+        break;
+      }
     }
     if (closes) *out = sum;
   }
