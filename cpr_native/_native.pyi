@@ -696,6 +696,16 @@ class DeviceCollection:
         What doesn't fit into the staging memory is copied between steps. `Snapshot.step` and
         `Snapshot.expected_rows` wait until the stream got there.
         """
+    def keep_saved(self, table: int, keep: bool, stream: int = 0) -> None:
+        """`Collection.keep_saved`; the copy lies in memory of the host."""
+    def refresh_saved(self, table: int, begin: int, end: int, stream: int = 0) -> None: ...
+    def changes(
+        self, table: int, metric: Literal["l2", "l1", "tv"] = "l2", *, threads: int = 1, stream: int = 0
+    ) -> NDArray[np.float32]:
+        """`Collection.changes`, of rows that are copied to the host some MB at a time."""
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of these copies."""
     def prepare_step(self, num_ids: int, stream: int = 0) -> None:
         """Make room for the rows that an update of `num_ids` ids may record for the snapshot in flight.
 

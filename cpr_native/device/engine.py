@@ -263,7 +263,7 @@ class DeviceEngine(DeviceSettings, DeviceRows, DeviceOutside):
 
     def memory(self) -> dict[str, int]:
         """As `Collection.memory`; `staging`: what is kept for rows on their way, on the device."""
-        return {**self._memory.sizes(), "saved": 0}
+        return {**self._memory.sizes(), "saved": self._native.saved_bytes}
 
     def close(self) -> None:
         """As `Collection.close`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,3 +113,17 @@ class DeviceRows:
     def mark_dirty(self, table: int, rows: TensorRef | None = None) -> None:
         """As `Collection.mark_dirty`."""
         self._native.mark_dirty(table, rows, self._order.stream())
+
+    def keep_saved(self, table: int, keep: bool) -> None:
+        """As `Collection.keep_saved`; the copy lies in memory of the host."""
+        self._native.keep_saved(table, keep, self._order.stream())
+
+    def refresh_saved(self, table: int, begin: int, end: int) -> None:
+        """As `Collection.refresh_saved`."""
+        self._native.refresh_saved(table, begin, end, self._order.stream())
+
+    def changes(
+        self, table: int, metric: Literal["l2", "l1", "tv"] = "l2", *, threads: int = 1
+    ) -> NDArray[np.float32]:
+        """As `Collection.changes`, of rows that are copied to the host some MB at a time."""
+        return self._native.changes(table, metric, threads=threads, stream=self._order.stream())

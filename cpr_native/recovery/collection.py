@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from cpr_native.attachment import Attachment
-from cpr_native.device import DeviceEngine
-from cpr_native.policy import Drift, Mfu, Policy, Scar, Ssu, prioritised_tables
+from cpr_native.policy import Drift, Mfu, Policy, Ssu, prioritised_tables
 from cpr_native.recovery.gang import Gang
 from cpr_native.recovery.group import ModuleGroup
 from cpr_native.recovery.parts import Part, Tracked, check_parts, find_parts, optimizer_of, seed_of
@@ -59,7 +58,7 @@ class TrainedCollection:
         raise ValueError(
             "the embedding modules are not those that the manager was made with: expected "
             f"{[part.path for part in self.parts]}, got {[part.path for part in now]}, or one has another "
-            "engine (a dtype that changed); make the manager after all changes"
+            "engine (a dtype or device that changed); make the manager after all changes"
         )
 
     def placement(self, shards: int) -> Placement:
@@ -85,13 +84,6 @@ class TrainedCollection:
                 raise ValueError(f"table {table.name!r}: partial recovery needs the mfu tracker, it is off")
         if policy.recovery == "partial":
             self._check_rows(policy)
-        if isinstance(policy, Scar):
-            on_device = [part.path for part in self.parts if isinstance(part.engine, DeviceEngine)]
-            if on_device:
-                raise ValueError(
-                    "Scar() compares rows with a copy as last saved, which tables on a device don't have: "
-                    f"use Drift() for modules {on_device}"
-                )
         if isinstance(policy, Mfu | Ssu | Drift):
             for index in prioritised_tables(self.engine.tables, policy.row_share):
                 if not self.looked_up[index]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr_native._native import Collection
+from cpr_native.modules._plan import Engine
 from cpr_native.policy import Policy, Scar, prioritised_tables
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.shard import Shard
@@ -46,11 +46,7 @@ class LastSaved:
         homes = [(part.engine, table) for part in tables.parts for table in range(len(part.engine.tables))]
         specs = tables.engine.tables
         chosen = prioritised_tables(specs, policy.row_share) if isinstance(policy, Scar) else []
-        self._kept: dict[int, tuple[Collection, int]] = {}
-        for table in chosen:
-            engine, index = homes[table]
-            assert isinstance(engine, Collection), "TrainedCollection.check refuses others"
-            self._kept[table] = (engine, index)
+        self._kept: dict[int, tuple[Engine, int]] = {table: homes[table] for table in chosen}
         self._distance = policy.distance if isinstance(policy, Scar) else "l2"
 
     def keep(self) -> None:

@@ -23,6 +23,14 @@ int64_t checked_table(const DeviceCollection& c, int64_t table) {
                           std::to_string(table));
 }
 
+void check_range(const DeviceCollection& c, int64_t table, int64_t begin, int64_t end) {
+  const TableSpec& spec = c.spec(checked_table(c, table));
+  if (begin >= spec.row_offset && end >= begin && end <= spec.row_offset + spec.num_embeddings) return;
+  throw std::out_of_range("rows: expected a range within [" + std::to_string(spec.row_offset) + ", " +
+                          std::to_string(spec.row_offset + spec.num_embeddings) + ") for table '" + spec.name +
+                          "', got [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+}
+
 void* checked_memory(const TensorRef& ref, const char* name, int64_t bytes) {
   const int64_t item = ref.dtype == "uint8" || ref.dtype == "int8"                                  ? 1
                        : ref.dtype == "float16" || ref.dtype == "bfloat16" || ref.dtype == "uint16" ? 2

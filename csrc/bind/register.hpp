@@ -16,6 +16,7 @@ void register_collection(pybind11::module_& m);
 void register_device(pybind11::module_& m);
 void register_device_rows(pybind11::class_<DeviceCollection>& c);
 void register_device_unique(pybind11::class_<DeviceCollection>& c);
+void register_device_saved(pybind11::class_<DeviceCollection>& c);
 void register_route(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_store(pybind11::module_& m);

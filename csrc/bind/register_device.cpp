@@ -216,6 +216,7 @@ void register_device(py::module_& m) {
   py::class_<DeviceCollection> c(m, "DeviceCollection");
   define_collection(c);
   register_device_rows(c);
+  register_device_saved(c);
   register_device_unique(c);
 }
 

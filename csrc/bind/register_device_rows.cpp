@@ -24,14 +24,6 @@ using cuda::Stream;
 
 int64_t rows_of(const DeviceCollection& c, int64_t table) { return c.spec(checked_table(c, table)).num_embeddings; }
 
-void check_range(const DeviceCollection& c, int64_t table, int64_t begin, int64_t end) {
-  const TableSpec& spec = c.spec(checked_table(c, table));
-  if (begin >= spec.row_offset && end >= begin && end <= spec.row_offset + spec.num_embeddings) return;
-  throw std::out_of_range("rows: expected a range within [" + std::to_string(spec.row_offset) + ", " +
-                          std::to_string(spec.row_offset + spec.num_embeddings) + ") for table '" + spec.name +
-                          "', got [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
-}
-
 // One value is a scalar of the row, more are its columns.
 std::vector<int64_t> state_shape(int64_t columns, int64_t n) {
   return columns == 1 ? std::vector<int64_t>{n} : std::vector<int64_t>{n, columns};

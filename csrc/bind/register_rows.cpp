@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bind/checks.hpp"
+#include "bind/distance_argument.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "table/collection.hpp"
@@ -130,12 +131,6 @@ void put_rows(Collection& c, int64_t table, const TensorRef& rows, const TensorR
   const RowMemory of = row_memory(c, table, rows, weight, state);
   py::gil_scoped_release release;
   c.put_rows(table, of.ids, of.n, of.weight, of.state);
-}
-
-cpu::Distance distance_of(const std::string& metric) {
-  require(metric == "l2" || metric == "l1" || metric == "tv",
-          "changes: metric: expected l2, l1 or tv, got '" + metric + "'");
-  return metric == "l2" ? cpu::Distance::kL2 : metric == "l1" ? cpu::Distance::kL1 : cpu::Distance::kTv;
 }
 
 py::array_t<float> changes(Collection& c, int64_t table, const std::string& metric, int threads) {

@@ -156,6 +156,7 @@ void DeviceSnapshot::abort() {
   }
   chunks_.clear();
   merge_logs();
+  forget_saved();
   logs_.clear();
   status_ = Status::kAborted;
 }

@@ -71,6 +71,7 @@ DeviceCollection::DeviceCollection(std::vector<TableSpec> tables, std::vector<in
       sample_key_(hash2(seed, 0x53U)),
       owners_(specs_.size()),
       weight_owners_(specs_.size()),
+      saved_(specs_.size()),
       failed_(device_->pinned(sizeof(uint32_t))) {
   check_total(specs_);
   int64_t first_row = 0;

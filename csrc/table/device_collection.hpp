@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/types.hpp"
+#include "cpu/kernels.hpp"
 #include "cuda/device.hpp"
 #include "table/device_batch.hpp"
 #include "table/device_snapshot.hpp"
@@ -139,6 +140,13 @@ class DeviceCollection {
   int64_t num_dirty(int64_t table, cuda::Stream stream);
   std::vector<int64_t> sampled_rows(int64_t table, cuda::Stream stream);
 
+  // As Collection's of these names; the copies lie in memory of the host. What reads waits for the stream.
+  void keep_saved(int64_t table, bool keep, cuda::Stream stream);
+  void refresh_saved(int64_t table, int64_t begin, int64_t end, cuda::Stream stream);
+  void changes(int64_t table, cpu::Distance kind, float* out, int threads, cuda::Stream stream);
+  bool keeps_saved(int64_t table) const;
+  int64_t saved_bytes() const;
+
   // As Collection::begin; gives its work to the stream and waits for nothing unless `blocking`.
   std::shared_ptr<DeviceSnapshot> begin(const std::vector<SelectionRequest>& selections, bool clears_dirty,
                                         const std::vector<ShardRule>& shards, bool blocking, bool walks,
@@ -180,6 +188,7 @@ class DeviceCollection {
                   const float* state, bool dirty, cuda::Stream stream);
   std::vector<int64_t> tally(int64_t table, cuda::Stream stream);
   void upload_table(int64_t table, cuda::Stream stream);
+  void read_weights(int64_t table, int64_t begin, int64_t n, void* to, cuda::Stream stream);
   void upload_settings(cuda::Stream stream);
   cuda::DeviceState read_state(cuda::Stream stream);
   cuda::BatchView place_batch(int64_t num_ids, int64_t batch_size, bool weighted, void* memory, int64_t* bytes) const;
@@ -207,6 +216,7 @@ class DeviceCollection {
   std::vector<std::shared_ptr<void>> weight_owners_;  // of weights that bind_weight named
   void* records_ = nullptr;
   std::shared_ptr<void> records_owner_;
+  std::vector<HugeBuffer> saved_;       // a table's rows as last saved, in memory of the host
   const std::shared_ptr<void> failed_;  // uint32_t, pinned
   std::unique_ptr<DeviceStaging> staging_;
   std::shared_ptr<StagingPool> pool_;

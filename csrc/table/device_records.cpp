@@ -110,6 +110,7 @@ void DeviceSnapshot::read(const Part& part) {
   });
   for (size_t t = 0; t < tables.size(); ++t) {
     if (buffers[t] == nullptr) continue;
+    save_rows(t, buffers[t]->view(), counts[t]);
     buffers[t]->set_size(counts[t]);
     split_by_shard(std::move(buffers[t]), requests_[t].shards, tables[t].view.row_offset, pool_.get(), &chunks_);
   }
@@ -122,7 +123,8 @@ void DeviceSnapshot::log_record(const cuda::RecordHead& head) {
   const bool clears = requests_[head.table].rule.clears_dirty;
   const uint32_t given = kCountMask | kListedBit | (clears ? kDirtyBit : 0);
   const bool drifts = (*tables_.records)[head.table].view.track_drift;
-  if ((head.word & given) == 0 && !(drifts && head.drift != 0.0F)) return;
+  const bool saved = (*tables_.saved)[head.table].data() != nullptr;
+  if (!saved && (head.word & given) == 0 && !(drifts && head.drift != 0.0F)) return;
   Log& log = logs_[head.table];
   log.rows.push_back(head.row);
   log.words.push_back(head.word & given);

@@ -25,6 +25,7 @@ struct DeviceTables {
   const int64_t* step = nullptr;  // on the device
   DeviceStaging* staging = nullptr;
   std::mutex* step_mutex = nullptr;
+  std::vector<HugeBuffer>* saved = nullptr;  // copies of the tables' rows as last saved, where they are kept
 };
 
 // A snapshot of tables in device memory, from begin to commit or abort: every selected row as it was when start gave
@@ -96,6 +97,7 @@ class DeviceSnapshot : public SnapshotReader {
     std::vector<int64_t> rows;  // local
     std::vector<uint32_t> words;
     std::vector<float> drifts;
+    size_t handed = 0;  // how many of them are in a copy of rows as last saved
   };
 
   // Training side; parts_mutex_ is held, and step_mutex where work is given to the training stream.
@@ -130,6 +132,8 @@ class DeviceSnapshot : public SnapshotReader {
   void log_part(const Part& part);
   void log_record(const cuda::RecordHead& head);
   void merge_logs();
+  void save_rows(size_t table, const StagingView& rows, int64_t n);
+  void forget_saved();
   void check_failed(const char* call) const;
   void await_info() const;
 

@@ -28,7 +28,8 @@ std::shared_ptr<DeviceSnapshot> DeviceCollection::begin(const std::vector<Select
     if (!shards.empty()) request.shards = shards[t];
     requests.push_back(std::move(request));
   }
-  const DeviceTables tables{device_.get(), &tables_, device_tables(), &device_state()->step, staging_.get(), &mutex_};
+  const DeviceTables tables{device_.get(),  &tables_, device_tables(), &device_state()->step,
+                            staging_.get(), &mutex_,  &saved_};
   active_ = std::make_shared<DeviceSnapshot>(tables, std::move(requests), pool_);
   active_->start(walks, stream);
   ++snapshots_begun_;

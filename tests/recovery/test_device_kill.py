@@ -37,6 +37,7 @@ manager = manage(model, Path(sys.argv[1]), Delta(), dense_optimizer=dense, loade
 torch.manual_seed(7)
 if manager.resume() is None:
     manager.start()
+    manager.flush()
 
 def kill():
     time.sleep(pause)

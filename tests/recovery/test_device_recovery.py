@@ -36,6 +36,7 @@ POLICIES: dict[str, Policy] = {
     "mfu": Mfu(fraction=0.25, row_share=0.9),
     "ssu": Ssu(fraction=0.125, row_share=0.9),
     "drift": Drift(fraction=0.25, row_share=0.9),
+    "scar": Scar(fraction=0.25, row_share=0.9),
     "random": Random(fraction=0.25, row_share=0.9),
     "delta_partial": Delta(recovery="partial", interval_fraction=0.25),
 }
@@ -97,7 +98,7 @@ def test_full_recovery_is_bit_equal_for_every_optimizer(tmp_path: Path, name: st
     assert same(found, whole(net()))
 
 
-@pytest.mark.parametrize("name", ["partial", "mfu", "ssu", "drift"])
+@pytest.mark.parametrize("name", ["partial", "mfu", "ssu", "drift", "scar"])
 def test_a_lost_shard_comes_back_and_no_other_row_moves(tmp_path: Path, name: str) -> None:
     model = DeviceNet(place_for_test())
     manager = manage(model, tmp_path, POLICIES[name])
@@ -249,8 +250,3 @@ def test_moving_the_tables_under_a_manager_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another engine"):
         manager.save(wait=True)
     manager._saves.close()
-
-
-def test_scar_needs_a_copy_that_tables_on_a_device_do_not_have(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Scar\(\) compares rows with a copy as last saved"):
-        manage(DeviceNet(place_for_test()), tmp_path, Scar(fraction=0.25, row_share=0.9))
