@@ -45,11 +45,9 @@ __global__ void __launch_bounds__(kThreads, 2) enter_rows(UpdateArgs args) { ent
 
 __global__ void __launch_bounds__(kThreads) read_keys(IdArgs args) { read_keys_body(Group(), args); }
 
-// The step is known when it is compiled: each has the registers that it needs.
 template <UniqueStep kStep, typename T = float>
 __global__ void __launch_bounds__(kThreads) unique_rows(UniqueArgs args) {
-  args.step = kStep;
-  unique_body<T>(Group(), args);
+  unique_body<kStep, T>(Group(), args);
 }
 
 __global__ void __launch_bounds__(kThreads) row_steps(RowArgs args) { row_step_body(Group(), args); }

@@ -81,12 +81,23 @@ void run_read_keys(const IdArgs& args, const HostKernels::Order& order) {
   run<kLanes>(args, order, [](const auto& g, const auto& a) { read_keys_body(g, a); });
 }
 
+template <int kLanes, UniqueStep kStep, typename T = float>
+void run_unique_as(const UniqueArgs& args, const HostKernels::Order& order) {
+  run<kLanes>(args, order, [](const auto& g, const auto& a) { unique_body<kStep, T>(g, a); });
+}
+
 template <int kLanes>
 void run_unique_rows(const UniqueArgs& args, const HostKernels::Order& order) {
-  if (args.update.wide) {
-    run<kLanes>(args, order, [](const auto& g, const auto& a) { unique_body<double>(g, a); });
-  } else {
-    run<kLanes>(args, order, [](const auto& g, const auto& a) { unique_body<float>(g, a); });
+  switch (args.step) {
+    case UniqueStep::kGradient:
+      return args.update.wide ? run_unique_as<kLanes, UniqueStep::kGradient, double>(args, order)
+                              : run_unique_as<kLanes, UniqueStep::kGradient>(args, order);
+    case UniqueStep::kTrack:
+      return run_unique_as<kLanes, UniqueStep::kTrack>(args, order);
+    case UniqueStep::kRenormalise:
+      return run_unique_as<kLanes, UniqueStep::kRenormalise>(args, order);
+    case UniqueStep::kEnterSampled:
+      return run_unique_as<kLanes, UniqueStep::kEnterSampled>(args, order);
   }
 }
 

@@ -36,10 +36,10 @@ CPR_BODY uint32_t settle_row(const G& g, const UniqueArgs& a, int64_t row) {
 }
 
 // Word and claim of a slot, as an update leaves them but for the drift, which only the optimizer knows.
-template <typename G>
+template <UniqueStep kStep, typename G>
 CPR_BODY void track_row(const G& g, const UniqueArgs& a, const UniqueRow& of, bool sampled) {
   const TableRecord& table = a.update.tables[a.update.only_table];
-  const uint32_t kept = kVoidDriftBit | (a.step == UniqueStep::kTrack ? kDirtyBit : 0);
+  const uint32_t kept = kVoidDriftBit | (kStep == UniqueStep::kTrack ? kDirtyBit : 0);
   const uint32_t word = settle_row(g, a, of.row);
   g.each([&](int lane) {
     if (lane != 0) return;
@@ -151,24 +151,26 @@ CPR_BODY void renormalise_row(const G& g, const UniqueArgs& a, int64_t row) {
   });
 }
 
-template <typename T, typename G>
+template <UniqueStep kStep, typename T, typename G>
 CPR_BODY void unique_row(const G& g, const UniqueArgs& a, const UniqueRow& of, int64_t place) {
-  if (a.step == UniqueStep::kRenormalise) return renormalise_row(g, a, of.row);
-  if (a.step == UniqueStep::kTrack) return track_row(g, a, of, any_sampled(g, a.update.keys, of));
-  if (a.step == UniqueStep::kEnterSampled) {
+  if constexpr (kStep == UniqueStep::kRenormalise) {
+    renormalise_row(g, a, of.row);
+  } else if constexpr (kStep == UniqueStep::kTrack) {
+    track_row<kStep>(g, a, of, any_sampled(g, a.update.keys, of));
+  } else if constexpr (kStep == UniqueStep::kEnterSampled) {
     if (a.sampled[of.number] != 0) enter_row(g, a.update, of.start);
-    return;
+  } else {
+    g.each([&](int lane) {
+      if (lane == 0) a.rows[place] = of.row;
+    });
+    const int64_t dim = a.update.tables[a.update.only_table].view.dim;
+    write_gradient(g, a.update, of, static_cast<T*>(a.values) + place * dim);
+    track_row<kStep>(g, a, of, sampled_run(g, a.update, of.start, of.count));
   }
-  g.each([&](int lane) {
-    if (lane == 0) a.rows[place] = of.row;
-  });
-  const int64_t dim = a.update.tables[a.update.only_table].view.dim;
-  write_gradient(g, a.update, of, static_cast<T*>(a.values) + place * dim);
-  track_row(g, a, of, sampled_run(g, a.update, of.start, of.count));
 }
 
-// T: of the gradients.
-template <typename T, typename G>
+// T: of the gradients. The step is known when it is compiled: each has the registers that it needs.
+template <UniqueStep kStep, typename T, typename G>
 CPR_BODY void unique_body(const G& g, const UniqueArgs& a) {
   const bool failed = a.update.state->failed != 0;
   const int64_t unique = failed ? 0 : *a.unique;
@@ -179,13 +181,13 @@ CPR_BODY void unique_body(const G& g, const UniqueArgs& a) {
     const int64_t start = a.starts[u];
     const int64_t next = u + 1 < unique ? a.starts[u + 1] : a.update.num_ids;
     const int64_t row = row_number(a.update.keys[start]) - table.first_row;
-    unique_row<T>(g, a, {u, row, start, next - start}, u - begin);
+    unique_row<kStep, T>(g, a, {u, row, start, next - start}, u - begin);
   }
   if (g.index() != 0) return;
   g.each([&](int lane) {
     if (lane != 0) return;
-    if (a.step == UniqueStep::kGradient) *a.count = static_cast<uint64_t>(end - begin);
-    if (a.step == UniqueStep::kEnterSampled && !failed) a.update.state->step += a.steps;
+    if (kStep == UniqueStep::kGradient) *a.count = static_cast<uint64_t>(end - begin);
+    if (kStep == UniqueStep::kEnterSampled && !failed) a.update.state->step += a.steps;
   });
 }
 
