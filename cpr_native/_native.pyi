@@ -34,7 +34,9 @@ def cuda_missing_code(targets: Sequence[str], major: int, minor: int) -> str:
     """Why a device of capability `major`.`minor` has no code among `targets`; "" if it has."""
 
 def cuda_device(index: int) -> Device:
-    """The GPU with CUDA's number `index`; in builds with the CUDA engine. Raises ValueError, CprError."""
+    """The GPU with CUDA's number `index`. Raises ValueError for one that isn't there; CprError, in the words
+    of `cuda_driver`, where there is none, or where this build can't use it.
+    """
 
 def host_device(lanes: int, seed: int, *, deferred: bool = True) -> Device:
     """A device whose kernels run on the host, in orders drawn from `seed`; in builds for tests only.
@@ -174,7 +176,9 @@ class Snapshot:
         """Rows of each table copied so far."""
     @property
     def stall_seconds(self) -> float:
-        """Seconds that updates waited for staging memory."""
+        """Seconds that updates waited for staging memory; on a device also those for which `begin` and later
+        pieces kept the training stream busy, once they are over.
+        """
     def walk(self) -> None:
         """Begin to copy a snapshot that was begun with `walk=False`; no effect on any other. The copying
         gives way if the caller's thread does (`give_way`).
@@ -563,7 +567,8 @@ class DeviceCollection:
         """Change settings for the updates given to `stream` from now on."""
     def step(self, stream: int = 0) -> int:
         """Optimizer steps done; waits for the stream."""
-    def set_step(self, step: int, stream: int = 0) -> None: ...
+    def set_step(self, step: int, stream: int = 0) -> None:
+        """Count steps from `step` on, at least 0; in order of the stream."""
     def skipped_steps(self, stream: int = 0) -> int:
         """Steps left out for a gradient that wasn't finite; waits for the stream."""
     def batch_bytes(self, num_ids: int, batch_size: int, *, weighted: bool) -> int:

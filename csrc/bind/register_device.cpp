@@ -14,7 +14,9 @@
 #include "bind/optimizer_spec.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
+#include "core/errors.hpp"
 #include "cuda/device.hpp"
+#include "cuda/driver.hpp"
 #include "table/device_collection.hpp"
 #ifdef CPR_CUDA
 #include "cuda/cuda_device.hpp"
@@ -149,6 +151,21 @@ void set_optimizer(DeviceCollection& c, Stream stream, std::optional<float> lear
   c.set_optimizer(spec, stream);
 }
 
+std::shared_ptr<cuda::Device> cuda_device(int index) {
+  const cuda::Driver found = cuda::find_devices();
+  if (!found.why_not.empty()) throw Error("cuda_device: " + found.why_not);
+  const auto devices = static_cast<int>(found.devices.size());
+  require(index >= 0 && index < devices,
+          "index: expected 0 <= index < " + std::to_string(devices) + ", got " + std::to_string(index));
+  const std::string& why_not = found.devices[static_cast<size_t>(index)].why_not;
+  if (!why_not.empty()) throw Error("cuda_device: " + why_not);
+#ifdef CPR_CUDA
+  return cuda::make_cuda_device(index);
+#else
+  return nullptr;  // found.why_not has said so
+#endif
+}
+
 void define_collection(py::class_<DeviceCollection>& c) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   c.def(py::init(&make_collection), py::arg("tables"), py::arg("features"), py::kw_only(), py::arg("device"),
@@ -183,7 +200,14 @@ void define_collection(py::class_<DeviceCollection>& c) {
         py::arg("eps") = py::none(), py::arg("beta1") = py::none(), py::arg("beta2") = py::none(),
         py::arg("weight_decay") = py::none());
   c.def("step", &DeviceCollection::step, py::arg("stream") = 0, without_gil);
-  c.def("set_step", &DeviceCollection::set_step, py::arg("step"), py::arg("stream") = 0, without_gil);
+  c.def(
+      "set_step",
+      [](DeviceCollection& self, int64_t step, Stream stream) {
+        require(step >= 0, "step: expected at least 0, got " + std::to_string(step));
+        py::gil_scoped_release release;
+        self.set_step(step, stream);
+      },
+      py::arg("step"), py::arg("stream") = 0);
   c.def("skipped_steps", &DeviceCollection::skipped_steps, py::arg("stream") = 0, without_gil);
   c.def("batch_bytes", &DeviceCollection::batch_bytes, py::arg("num_ids"), py::arg("batch_size"), py::kw_only(),
         py::arg("weighted"));
@@ -203,9 +227,7 @@ void register_device(py::module_& m) {
   py::class_<cuda::Device, std::shared_ptr<cuda::Device>>(m, "Device")
       .def_property_readonly("name", &cuda::Device::name)
       .def("synchronize", &cuda::Device::synchronize, py::arg("stream") = 0, py::call_guard<py::gil_scoped_release>());
-#ifdef CPR_CUDA
-  m.def("cuda_device", &cuda::make_cuda_device, py::arg("index"));
-#endif
+  m.def("cuda_device", &cuda_device, py::arg("index"));
 #ifdef CPR_HOST_DEVICE
   m.def("host_device", &cuda::make_host_device, py::arg("lanes"), py::arg("seed"), py::kw_only(),
         py::arg("deferred") = true);

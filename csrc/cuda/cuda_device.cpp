@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -61,9 +60,9 @@ class BesideCapture {
 
 class CudaEvent final : public Event {
  public:
-  explicit CudaEvent(int index) : index_(index) {
+  CudaEvent(int index, unsigned flags) : index_(index) {
     const Current current(index_);
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreate");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
   void record(Stream stream) override {
@@ -86,6 +85,13 @@ class CudaEvent final : public Event {
     check(cudaEventSynchronize(event_), "cudaEventSynchronize");
   }
 
+  double seconds_since(const Event& earlier) const override {
+    float milliseconds = 0.0F;
+    check(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(earlier).event_, event_),
+          "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) / 1e3;
+  }
+
  private:
   const int index_;
   cudaEvent_t event_ = nullptr;
@@ -97,12 +103,6 @@ constexpr size_t kMostLaunched = size_t{32} << 10;
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : index_(index) {
-    int devices = 0;
-    check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-    if (index < 0 || index >= devices) {
-      throw std::invalid_argument("index: expected the number of a GPU below " + std::to_string(devices) + ", got " +
-                                  std::to_string(index));
-    }
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
     name_ = properties.name;
@@ -154,7 +154,8 @@ class CudaDevice final : public Device {
               delete held;
             }};
   }
-  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(index_); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(index_, cudaEventDisableTiming); }
+  std::unique_ptr<Event> make_timer() override { return std::make_unique<CudaEvent>(index_, cudaEventDefault); }
   void synchronize(Stream stream) override {
     const Current current(index_);
     check(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");

@@ -6,8 +6,8 @@
 
 namespace cpr::cuda {
 
-// The GPU with CUDA's number `index`, which must be usable (driver.hpp). Streams are those of torch. Throws
-// std::invalid_argument for an index that isn't there, Error for what CUDA reports.
+// The GPU with CUDA's number `index`, which must be there and usable (driver.hpp). Streams are those of torch. Throws
+// Error for what CUDA reports.
 std::shared_ptr<Device> make_cuda_device(int index);
 
 }  // namespace cpr::cuda

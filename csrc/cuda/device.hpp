@@ -23,6 +23,8 @@ class Event {
   virtual void wait(Stream stream) = 0;  // work given to `stream` from now on begins after what was recorded
   virtual bool done() = 0;               // what was recorded has ended; true before the first record
   virtual void synchronize() = 0;
+  // Seconds from what `earlier` recorded until what this did. Both were made by make_timer, and are done.
+  virtual double seconds_since(const Event& earlier) const = 0;
 };
 
 // One GPU, or what stands for it in tests. Calls give work to a stream and return; memory that they name stays valid
@@ -42,6 +44,7 @@ class Device {
 
   virtual std::shared_ptr<const Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
+  virtual std::unique_ptr<Event> make_timer() = 0;  // an event that keeps its time
   virtual void synchronize(Stream stream) = 0;
   // Whether the stream's work is recorded into a graph: nothing may wait for it.
   virtual bool capturing(Stream stream) = 0;

@@ -67,6 +67,7 @@ class HostDevice final : public Device {
             }};
   }
   std::unique_ptr<Event> make_event() override { return std::make_unique<HostEvent>(queues_.get()); }
+  std::unique_ptr<Event> make_timer() override { return make_event(); }
   void synchronize(Stream stream) override { queues_->drain(stream); }
   bool capturing(Stream) override { return false; }
 

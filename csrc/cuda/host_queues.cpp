@@ -80,19 +80,26 @@ std::vector<int64_t> HostQueues::draw_order(int64_t items) {
 
 void HostEvent::record(Stream stream) {
   const uint64_t point = ++recorded_;
-  queues_->push(stream, [reached = reached_, point] { *reached = std::max(*reached, point); });
+  queues_->push(stream, [reached = reached_, point] {
+    if (point > reached->point) *reached = {point, std::chrono::steady_clock::now()};
+  });
 }
 
 void HostEvent::wait(Stream stream) {
-  queues_->push(stream, [] {}, [reached = reached_, point = recorded_] { return *reached >= point; });
+  queues_->push(stream, [] {}, [reached = reached_, point = recorded_] { return reached->point >= point; });
 }
 
 bool HostEvent::done() {
-  return queues_->poll([this] { return *reached_ >= recorded_; });
+  return queues_->poll([this] { return reached_->point >= recorded_; });
 }
 
 void HostEvent::synchronize() {
-  queues_->run_until([this] { return *reached_ >= recorded_; });
+  queues_->run_until([this] { return reached_->point >= recorded_; });
+}
+
+double HostEvent::seconds_since(const Event& earlier) const {
+  const Reached& before = *static_cast<const HostEvent&>(earlier).reached_;
+  return std::chrono::duration<double>(reached_->at - before.at).count();
 }
 
 }  // namespace cpr::cuda

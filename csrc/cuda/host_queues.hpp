@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -56,11 +57,17 @@ class HostEvent final : public Event {
   void wait(Stream stream) override;
   bool done() override;
   void synchronize() override;
+  double seconds_since(const Event& earlier) const override;
 
  private:
+  struct Reached {
+    uint64_t point = 0;
+    std::chrono::steady_clock::time_point at;
+  };
+
   HostQueues* const queues_;
   uint64_t recorded_ = 0;
-  std::shared_ptr<uint64_t> reached_ = std::make_shared<uint64_t>(0);
+  std::shared_ptr<Reached> reached_ = std::make_shared<Reached>();
 };
 
 }  // namespace cpr::cuda

@@ -1,5 +1,7 @@
 #include "table/device_collection.hpp"
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <stdexcept>
 #include <utility>
@@ -72,7 +74,8 @@ DeviceCollection::DeviceCollection(std::vector<TableSpec> tables, std::vector<in
       owners_(specs_.size()),
       weight_owners_(specs_.size()),
       saved_(specs_.size()),
-      failed_(device_->pinned(sizeof(uint32_t))) {
+      failed_(device_->pinned(sizeof(uint32_t))),
+      owner_(getpid()) {
   check_total(specs_);
   int64_t first_row = 0;
   for (const TableSpec& spec : specs_) {
@@ -120,6 +123,7 @@ const cuda::FeatureRecord* DeviceCollection::device_features() const {
 }
 
 void DeviceCollection::bind_records(void* memory, std::shared_ptr<void> owner, cuda::Stream stream) {
+  check_owner("bind_records");
   records_ = memory;
   records_owner_ = std::move(owner);
   cuda::DeviceState state;
@@ -138,7 +142,15 @@ void DeviceCollection::upload_table(int64_t index, cuda::Stream stream) {
   device_->upload(to, &tables_[static_cast<size_t>(index)], sizeof(cuda::TableRecord), stream);
 }
 
+void DeviceCollection::check_owner(const char* call) const {
+  if (getpid() == owner_) return;
+  throw ForkedProcessError(std::string(call) + ": expected process " + std::to_string(owner_) +
+                           ", which made the collection, got its forked child " + std::to_string(getpid()) +
+                           "; to a child the device is of no use");
+}
+
 void DeviceCollection::check_ready(const char* call) const {
+  check_owner(call);
   if (records_ == nullptr) throw Error(std::string(call) + ": expected bind_records before, got no records");
   for (size_t t = 0; t < specs_.size(); ++t) {
     if (tables_[t].view.weight != nullptr) continue;

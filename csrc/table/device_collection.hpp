@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -41,7 +43,8 @@ struct DeviceNeeds {
 // What `Collection` is, with its tables in memory of a device: the same rows, state, words and outputs to the bit. All
 // device memory is the caller's and bound by address; it stays valid until its owner is let go. Calls give work to the
 // caller's stream and return. A bad id or offset makes its bag's output NaN, and updates do nothing until the error is
-// raised: by the next call, or by synchronize. One training thread; mutex_ keeps a snapshot's reader apart.
+// raised: by the next call, or by synchronize. One training thread; mutex_ keeps a snapshot's reader apart. Processes:
+// the one that made it; to a forked child the device is of no use.
 class DeviceCollection {
  public:
   DeviceCollection(std::vector<TableSpec> tables, std::vector<int64_t> features, OptimizerSpec optimizer, uint64_t seed,
@@ -163,6 +166,7 @@ class DeviceCollection {
   cuda::TableRecord* device_tables() const;
   const cuda::FeatureRecord* device_features() const;
   cuda::DeviceState* device_state() const { return static_cast<cuda::DeviceState*>(records_); }
+  void check_owner(const char* call) const;
   void check_ready(const char* call) const;
   void check_scratch(const char* call) const;
   void check_rows(int64_t table, const int64_t* rows, int64_t n) const;
@@ -223,6 +227,7 @@ class DeviceCollection {
   std::mutex mutex_;
   std::shared_ptr<DeviceSnapshot> active_;
   uint64_t snapshots_begun_ = 0;
+  const pid_t owner_;
 };
 
 }  // namespace cpr

@@ -76,7 +76,7 @@ bool DeviceSnapshot::await_room(uint64_t bytes, std::unique_lock<std::mutex>* pa
     look();
   }
   if (found && !stopped() && !swept_) room_ -= bytes;
-  if (stalled) stall_seconds_.store(stall_seconds() + waited(), std::memory_order_relaxed);
+  if (stalled) add_stall(waited());
   return found;
 }
 

@@ -41,6 +41,7 @@ int64_t DeviceCollection::snapshot_bytes(int64_t max_staging_bytes) const {
 
 void DeviceCollection::bind_snapshot(void* memory, int64_t max_staging_bytes, std::shared_ptr<void> owner,
                                      cuda::Stream stream) {
+  check_owner("bind_snapshot");
   const std::unique_lock<std::mutex> lock = lock_idle("bind_snapshot");
   staging_ =
       std::make_unique<DeviceStaging>(device_.get(), tables_, max_staging_bytes, memory, std::move(owner), stream);

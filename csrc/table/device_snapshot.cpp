@@ -24,7 +24,8 @@ DeviceSnapshot::DeviceSnapshot(const DeviceTables& tables, std::vector<Request> 
       requests_(std::move(requests)),
       pool_(std::move(pool)),
       owner_(getpid()),
-      info_filled_(tables.device->make_event()),
+      begun_(tables.device->make_timer()),
+      info_filled_(tables.device->make_timer()),
       info_copied_(tables.device->make_event()),
       logs_(requests_.size()),
       taken_(requests_.size(), 0) {}
@@ -143,6 +144,7 @@ void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
   const std::lock_guard<std::mutex> lock(parts_mutex_);
   stream_ = stream;
   walks_ = walks;
+  begun_->record(stream_);
   upload_rules();
   tally();
   launch(cuda::SnapshotStep::kArm, args_of(nullptr), static_cast<int64_t>(requests_.size()));
@@ -153,12 +155,16 @@ void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
   args.advances = walks;
   count_and_place(args);
   copy_info();
-  if (walks) take(args, part);
+  if (walks) {
+    part->begun->record(stream_);
+    take(args, part);
+  }
   open(&tables_.staging->parts[DeviceStaging::kParts / 2]);
 }
 
 void DeviceSnapshot::poll(Part* part) {
   if (part->use == Use::kFilling && part->copied_at->done()) {
+    if (part->walk) add_stall(part->filled->seconds_since(*part->begun));
     part->bytes =
         part->walk ? part->piece_copied->bytes : std::min(part->sealed_copied->used, part->sealed_copied->lost);
     if (part->walk && part->piece_copied->end == tables_.staging->tiles) swept_ = true;
@@ -184,6 +190,7 @@ void DeviceSnapshot::go_on() {
   for (Part& part : tables_.staging->parts) {
     if (!part.walk || part.use != Use::kFree) continue;
     const cuda::SnapshotArgs args = args_of(&part);
+    part.begun->record(stream_);
     count_and_place(args);
     take(args, &part);
   }
@@ -197,6 +204,16 @@ bool DeviceSnapshot::all_free() const {
 void DeviceSnapshot::start_walk() {
   const std::lock_guard<std::mutex> lock(parts_mutex_);
   walks_ = true;  // its first piece is given to the stream by who comes next
+}
+
+// Only poll and prepare_step count, with parts_mutex_.
+void DeviceSnapshot::add_stall(double seconds) {
+  stall_seconds_.store(stall_seconds_.load(std::memory_order_relaxed) + seconds, std::memory_order_relaxed);
+}
+
+double DeviceSnapshot::stall_seconds() const {
+  const double begin = info_copied_->done() ? info_filled_->seconds_since(*begun_) : 0.0;
+  return begin + stall_seconds_.load(std::memory_order_relaxed);
 }
 
 bool DeviceSnapshot::finished() const {

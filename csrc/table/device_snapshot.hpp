@@ -75,7 +75,8 @@ class DeviceSnapshot : public SnapshotReader {
   Status status() const override;
   std::vector<int64_t> expected_rows() const override;
   std::vector<int64_t> rows_taken() const override;
-  double stall_seconds() const override { return stall_seconds_.load(std::memory_order_relaxed); }
+  // Waits, and how long the training stream was busy with begin and the pieces, once that is over.
+  double stall_seconds() const override;
   void start_walk() override;
   bool next_chunk(double timeout_seconds, Chunk* chunk) override;
   void commit() override;
@@ -124,6 +125,7 @@ class DeviceSnapshot : public SnapshotReader {
   // No rows are waited for any more.
   bool stopped() const { return status_ != Status::kWalking || !failure_.empty() || aborting_; }
   bool all_free() const;
+  void add_stall(double seconds);
 
   // Reader side; reader_mutex_ is held.
   bool read_ready(bool bounded);
@@ -142,6 +144,7 @@ class DeviceSnapshot : public SnapshotReader {
   const std::shared_ptr<StagingPool> pool_;
   const pid_t owner_;
 
+  std::unique_ptr<cuda::Event> begun_;
   std::unique_ptr<cuda::Event> info_filled_;
   std::unique_ptr<cuda::Event> info_copied_;
   mutable std::once_flag info_once_;

@@ -122,7 +122,8 @@ DeviceStaging::DeviceStaging(cuda::Device* device, const std::vector<cuda::Table
   pinned_ = device->pinned(static_cast<size_t>(place_pinned(nullptr)));
   place_pinned(pinned_.get());
   for (Part& part : parts) {
-    part.filled = device->make_event();
+    part.begun = device->make_timer();
+    part.filled = device->make_timer();
     part.copied_at = device->make_event();
   }
 }

@@ -35,7 +35,8 @@ class DeviceStaging {
     int64_t* piece_records_copied = nullptr;
     cuda::TouchedArea* sealed_copied = nullptr;
     uint64_t bytes = 0;                   // of the records, from kCopying on
-    std::unique_ptr<cuda::Event> filled;  // on the training stream
+    std::unique_ptr<cuda::Event> begun;   // on the training stream: a walk's piece
+    std::unique_ptr<cuda::Event> filled;  // likewise
     std::unique_ptr<cuda::Event> copied_at;
   };
 

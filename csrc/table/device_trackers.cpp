@@ -1,4 +1,6 @@
 // Snapshots and totals of a collection on a device, and rows that were written from outside.
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -47,13 +49,25 @@ int64_t DeviceCollection::make_room(int64_t num_ids, bool in_parts, cuda::Stream
 }
 
 void DeviceCollection::prepare_step(int64_t num_ids, cuda::Stream stream) {
+  check_owner("prepare_step");
   const std::lock_guard<std::mutex> lock(mutex_);
   make_room(num_ids, false, stream);
 }
 
-DeviceCollection::~DeviceCollection() { close(); }
+DeviceCollection::~DeviceCollection() {
+  if (getpid() == owner_) {
+    close();
+    return;
+  }
+  // See SnapshotReader::owned_by_this_process; and CUDA is of no use in a forked child, not even to free memory.
+  new std::shared_ptr<DeviceSnapshot>(std::move(active_));
+  new std::unique_ptr<DeviceStaging>(std::move(staging_));
+  new std::shared_ptr<void>(failed_);
+  new std::shared_ptr<cuda::Device>(device_);
+}
 
 void DeviceCollection::close() {
+  check_owner("close");
   std::shared_ptr<DeviceSnapshot> snapshot;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
