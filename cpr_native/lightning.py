@@ -242,7 +242,8 @@ class RecoveryCallback(Callback):
         """Count the batch, and the step when the optimizer made one."""
         self._samples += self._batch_size_of(batch)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, torch.Tensor):
+        assert self.manager is not None
+        if isinstance(loss, torch.Tensor) and self.manager.observes:
             self._losses.append(float(loss.detach()))
         if trainer.global_step > self._optimizer_steps and not trainer.is_last_batch:
             self._step(trainer)

@@ -61,8 +61,8 @@ class LookupLedger:
     A batch counts when its fused update has run: not for a forward alone, under no_grad, or when the update
     was skipped for a non-finite gradient. It equals the sum of the engine's counters over a shard's rows at
     any time (as long as none of them saturates), but lives with the trainer, so it outlasts the shard.
-    The counters of engines on a device are read instead, when a number is asked for and no save is in flight.
-    `shards`: their number.
+    The counters of engines on a device are read instead, when a number is asked for, unless a save is
+    `in_flight`, which holds a part of them until `saved` was told. `shards`: their number.
     """
 
     def __init__(self, shards: int) -> None:
@@ -70,6 +70,7 @@ class LookupLedger:
         self._open = np.zeros(shards, np.int64)
         self._total = 0
         self._counters: dict[int, DeviceCounters] = {}
+        self.in_flight = False
 
     @property
     def total(self) -> int:
@@ -85,7 +86,8 @@ class LookupLedger:
 
     def read(self) -> None:
         """Count what engines on a device have looked up; before rows of theirs are restored, too."""
-        self._total += sum(counters.read() for counters in self._counters.values())
+        if not self.in_flight:
+            self._total += sum(counters.read() for counters in self._counters.values())
 
     def add(self, counts: NDArray[np.int64]) -> None:
         """Count the lookups of one update, [shards]."""

@@ -146,6 +146,7 @@ class Saves(SaveBooks):
         save = writer.begin(kind, step=cut.step, samples=cut.samples, engine=scalars)
         try:
             self._tables.sync()
+            self.count()
             ranking = Priorities(self.due_saves, self._last_saved, self._distances)
             selections = self.policy.selections(self._engine.tables, kind, ranking)
             dense = self._dense.capture()
@@ -176,6 +177,8 @@ class Saves(SaveBooks):
             stall_seconds=perf_counter() - started,
         )
         self._saver.submit(pending)
+        if self._ledger is not None:
+            self._ledger.in_flight = True
         if not self._background:
             self.settle()
         return True
@@ -185,6 +188,8 @@ class Saves(SaveBooks):
         outcome = self._saver.collect(wait=wait)
         if outcome is None:
             return
+        if self._ledger is not None:
+            self._ledger.in_flight = False
         if isinstance(outcome, SaveFailed):
             self._error = outcome.error
             self.due |= self._gang is None and outcome.reason in ("start", "due")

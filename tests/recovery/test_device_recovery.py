@@ -191,6 +191,28 @@ def test_a_checkpoint_does_not_know_where_the_tables_were(tmp_path: Path) -> Non
     manager.close()
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_restart_counts_what_was_lost_as_on_the_cpu(tmp_path: Path, *, beside: bool) -> None:
+    reports = []
+    for place in (place_for_test(), None):
+        path = tmp_path / ("cpu" if place is None else "device")
+        model = DeviceNet(place, beside=beside)
+        manager = manage(model, path, POLICIES["mfu"], background=False)
+        manager.start()
+        train(model, batches(12), manager)
+        manager.save(wait=True)
+        train(model, batches(1, seed=8), manager)
+        manager._saves.close()  # as a process leaves it that dies
+        other = DeviceNet(place, beside=beside)
+        manager = manage(other, path, POLICIES["mfu"], background=False)
+        report = manager.resume(required=True)
+        assert report is not None
+        reports.append((report.lost_lookups, report.pls, report.rows_restored))
+        manager._saves.close()
+    assert reports[0] == reports[1]
+    assert beside or reports[0][0] > 0
+
+
 def test_quantised_saves_come_back_within_their_bound(tmp_path: Path) -> None:
     model = DeviceNet(place_for_test())
     manager = manage(model, tmp_path, Mfu(fraction=0.25, row_share=0.9), quantise=8)
