@@ -163,7 +163,7 @@ void DeviceCollection::initialise(bool weights, cuda::Stream stream) {
   for (int64_t t = 0; t < num_tables(); ++t) {
     const cuda::TableRecord& record = tables_[static_cast<size_t>(t)];
     TableView view = record.view;
-    if (!weights) view.dim = 0;  // no element of a row is written
+    if (!weights || spec(t).external) view.dim = 0;  // no element of a row is written
     device_->initialise({view, record.key, spec(t).init_min, spec(t).init_max, optimizer_.initial_state, record.claims},
                         stream);
   }

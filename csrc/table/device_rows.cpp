@@ -227,7 +227,7 @@ void DeviceCollection::read_row_state(int64_t index, float* state, cuda::Stream 
 void DeviceCollection::reset_rows(int64_t index, int64_t begin, int64_t end, cuda::Stream stream) {
   check_scratch("reset_rows");
   const std::unique_lock<std::mutex> lock = lock_idle("reset_rows");
-  RowArgs args = row_args(RowStep::kReset, index);
+  RowArgs args = row_args(spec(index).external ? RowStep::kKeep : RowStep::kReset, index);
   args.word = kDirtyBit;
   args.low = spec(index).init_min;
   args.high = spec(index).init_max;

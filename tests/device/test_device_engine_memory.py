@@ -36,6 +36,24 @@ def test_given_weights_are_used_where_they_lie() -> None:
         EnginePair(place=place, weights=[weights[1], weights[0]])
 
 
+def test_rows_of_external_tables_have_no_initial_values() -> None:
+    place = place_for_test()
+    weights = [torch.randn(n, 8, device=place.torch_device) for n in (300, 40)]
+    copies = [weight.cpu().clone() for weight in weights]
+    pair = EnginePair(place=place, weights=weights, optimizer="none", spec={"external": True})
+    for table, copy in enumerate(copies):
+        pair.cpu.bind_weight(table, describe(copy), copy)
+    ids = np.arange(0, 300, 3)
+    on_device = pair.on_device(ids)
+    pair.cpu.track(0, describe(ids))
+    pair.device.track(0, describe_on(place, on_device))
+    for engine in (pair.cpu, pair.device):
+        engine.reset_rows(0, 10, 200)
+    pair.assert_same()
+    for weight, copy in zip(weights, copies, strict=True):
+        assert torch.equal(weight.cpu(), copy)
+
+
 def test_bound_memory_is_used_and_let_go() -> None:
     pair = EnginePair()
     rng = np.random.default_rng(5)
