@@ -244,6 +244,7 @@ class DeviceEngine(DeviceSettings, DeviceRows, DeviceOutside):
         """
         if self._snapshot is not None and self._snapshot.status not in ("committed", "aborted"):
             raise SnapshotInProgress("lookups: a snapshot is in flight; commit or abort it first")
+        self._order.stream()  # torch's work is on the current one
         return self._memory.sums_of_counts(table, bounds)
 
     def prepare_step(self, num_ids: int) -> None:
