@@ -27,6 +27,8 @@ from recovery.jobs import BATCH, SHARDS, batch_size, batches, in_shard, loss_of,
 from cpr_native.config import DataType
 from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam
 from cpr_native.policy import Delta, Drift, Full, Mfu, Partial, Policy, Random, Scar, Ssu
+from cpr_native.recovery.export import export
+from cpr_native.store import CheckpointStore
 from cpr_native.train import fit
 
 POLICIES: dict[str, Policy] = {
@@ -178,13 +180,20 @@ def test_a_checkpoint_does_not_know_where_the_tables_were(tmp_path: Path) -> Non
     with manage(device, tmp_path, Delta()) as manager:
         manager.start()
         train(device, batches(9), manager)
+    out = tmp_path.parent / "exported.pt"
+    export(CheckpointStore(tmp_path).latest("exact"), out, form="state_dict")
+    exported, weights = torch.load(out, weights_only=True), device.tables.state_dict()
+    for name in ("big", "mid", "tiny"):
+        weight = weights[f"embedding_bags.{name}.weight"].cpu()
+        assert torch.equal(exported[f"{name}.weight"], weight)
+    assert torch.equal(exported["mlp.0.weight"], device.mlp[0].weight.cpu())
     host = DeviceNet(None)
     manager = manage(host, tmp_path, Delta())
     manager.resume(required=True)
     assert same(rows_of(host), rows_of(device))
     train(host, batches(4, seed=9), manager)
     manager.close()
-    back = DeviceNet(place_for_test())
+    back = DeviceNet(place_for_test(), host_memory=True)
     manager = manage(back, tmp_path, Delta())
     manager.resume(required=True)
     assert same(rows_of(back), rows_of(host))
