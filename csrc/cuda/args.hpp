@@ -56,11 +56,12 @@ struct DeviceState {
   float correction2 = 1.0F;
 };
 
+inline constexpr int64_t kErrorLimit = int64_t{1} << 32;
+
 // Position (31 bits) over value (33 bits, what doesn't fit clamped): the smallest is that of the lowest position.
 CPR_INLINE uint64_t pack_error(int64_t position, int64_t value) {
-  const int64_t limit = int64_t{1} << 32;
-  const int64_t clamped = value < -limit ? -limit : value >= limit ? limit - 1 : value;
-  return (static_cast<uint64_t>(position) << 33) | static_cast<uint64_t>(clamped + limit);
+  const int64_t clamped = value < -kErrorLimit ? -kErrorLimit : value >= kErrorLimit ? kErrorLimit - 1 : value;
+  return (static_cast<uint64_t>(position) << 33) | static_cast<uint64_t>(clamped + kErrorLimit);
 }
 
 struct InputError {
@@ -70,7 +71,7 @@ struct InputError {
 
 inline InputError unpack_error(uint64_t packed) {
   const int64_t low = static_cast<int64_t>(packed & ((uint64_t{1} << 33) - 1));
-  return {static_cast<int64_t>(packed >> 33), low - (int64_t{1} << 32)};
+  return {static_cast<int64_t>(packed >> 33), low - kErrorLimit};
 }
 
 // Memory of one lookup, kept for its update.

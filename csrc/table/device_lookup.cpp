@@ -104,6 +104,17 @@ void DeviceCollection::raise_errors(const char* call, cuda::Stream stream) {
   throw_error(state, call);
 }
 
+namespace {
+
+// The device keeps 33 bits of a value: those at their ends stand for all beyond them.
+std::string value_of(const cuda::InputError& error) {
+  const bool high = error.value == cuda::kErrorLimit - 1;
+  const bool low = error.value == -cuda::kErrorLimit;
+  return (high ? "at least " : low ? "at most " : "") + std::to_string(error.value);
+}
+
+}  // namespace
+
 void DeviceCollection::throw_error(const cuda::DeviceState& state, const char* call) const {
   const bool offset = state.bad_offset != cuda::kNoError;
   const cuda::InputError error = cuda::unpack_error(offset ? state.bad_offset : state.bad_id);
@@ -112,11 +123,11 @@ void DeviceCollection::throw_error(const cuda::DeviceState& state, const char* c
       " (of an earlier lookup, found by " + std::string(call) + "; updates since then did nothing)";
   if (offset) {
     throw std::invalid_argument("offsets: expected 0, then ascending values up to the number of ids, got offsets[" +
-                                position + "] = " + std::to_string(error.value) + found);
+                                position + "] = " + value_of(error) + found);
   }
   const TableSpec& bad = spec(static_cast<int64_t>(state.bad_table & 0xffffffffU));
   throw std::out_of_range("ids: expected 0 <= id < " + std::to_string(bad.num_embeddings) + " for table '" + bad.name +
-                          "', got id " + std::to_string(error.value) + " at position " + position + found);
+                          "', got id " + value_of(error) + " at position " + position + found);
 }
 
 }  // namespace cpr

@@ -159,20 +159,31 @@ def test_a_bad_id_makes_its_bag_nan_and_is_raised_once(lanes: int, bad: int) -> 
     device.native.synchronize()
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(2**40, f"at least {2**32 - 1}"), (-(2**62), f"at most {-(2**32)}"), (2**32 - 2, f"{2**32 - 2}")],
+)
+def test_ids_beyond_what_the_device_notes_are_named_as_such(bad: int, said: str) -> None:
+    _, device = pair(8, rows=(30, 20))
+    device.lookup(np.array([1, bad]), np.array([0, 1, 2]))
+    with pytest.raises(IndexError, match=f"got id {said} at position 1"):
+        device.native.synchronize()
+
+
 @each_lanes
 @pytest.mark.parametrize(
     ("offsets", "where", "got"),
     [
-        ([1, 2, 3, 3, 4], 0, 1),
-        ([0, 2, 1, 3, 4], 2, 1),
-        ([0, 2, 3, 3, 5], 4, 5),
-        ([0, 2, 3, 3, 3], 4, 3),
-        ([0, 2, 99, 3, 4], 2, 99),
-        ([0, -2, 3, 3, 4], 1, -2),
-        ([0, 2**40, 3, 3, 4], 1, 2**32 - 1),
+        ([1, 2, 3, 3, 4], 0, "1"),
+        ([0, 2, 1, 3, 4], 2, "1"),
+        ([0, 2, 3, 3, 5], 4, "5"),
+        ([0, 2, 3, 3, 3], 4, "3"),
+        ([0, 2, 99, 3, 4], 2, "99"),
+        ([0, -2, 3, 3, 4], 1, "-2"),
+        ([0, 2**40, 3, 3, 4], 1, f"at least {2**32 - 1}"),
     ],
 )
-def test_bad_offsets_are_raised(lanes: int, offsets: list[int], where: int, got: int) -> None:
+def test_bad_offsets_are_raised(lanes: int, offsets: list[int], where: int, got: str) -> None:
     _, device = pair(lanes, rows=(30, 20))
     device.lookup(np.array([0, 1, 2, 3]), np.array(offsets))
     with pytest.raises(ValueError, match=rf"got offsets\[{where}\] = {got}\b"):
