@@ -14,7 +14,6 @@ failure.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import re
@@ -28,18 +27,18 @@ from typing import Any
 
 from cuda_check_parts import FOLDER, PARTS, ROOT, Failed, Part
 
-# Modules that the check needs, with the package and the oldest version that will do.
+# Packages that the check needs, each with the oldest version that will do.
 TOOLS = {
-    "torch": ("torch", (2, 7)),
-    "numpy": ("numpy", (1, 24)),
-    "click": ("click", (8, 1)),
-    "rich": ("rich", (13, 7)),
-    "pybind11": ("pybind11", (3, 0)),
-    "scikit_build_core": ("scikit-build-core", (0, 11)),
-    "pytest": ("pytest", (8, 2)),
-    "pytest_timeout": ("pytest-timeout", (2, 3)),
-    "hypothesis": ("hypothesis", (6, 100)),
-    "pip": ("pip", (22, 1)),
+    "torch": (2, 7),
+    "numpy": (1, 24),
+    "click": (8, 1),
+    "rich": (13, 7),
+    "pybind11": (3, 0),
+    "scikit-build-core": (0, 11),
+    "pytest": (8, 2),
+    "pytest-timeout": (2, 3),
+    "hypothesis": (6, 100),
+    "pip": (22, 1),
 }
 # Commands, and the Python packages that bring them too.
 COMMANDS = {"cmake": "cmake", "ninja": "ninja", "g++": ""}
@@ -67,9 +66,9 @@ def version_of(package: str) -> tuple[int, ...]:
 def what_is_missing() -> str:
     """Why the check can't begin here; empty if it can."""
     missing = []
-    for module, (package, least) in TOOLS.items():
+    for package, least in TOOLS.items():
         found = version_of(package)
-        if importlib.util.find_spec(module) is None or not found:
+        if not found:
             missing.append(package)
         elif found < least:
             missing.append(f"{package} {'.'.join(map(str, least))} or newer")

@@ -35,9 +35,9 @@ def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str
 
 def test_a_tool_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = {
-        "pytest": ("pytest", (8, 2)),
-        "no_such_tool": ("no-such-tool", (1,)),
-        "numpy": ("numpy", (99, 1)),
+        "pytest": (8, 2),
+        "no-such-tool": (1,),
+        "numpy": (99, 1),
     }
     monkeypatch.setattr(cuda_check, "TOOLS", tools)
     monkeypatch.setattr(cuda_check, "COMMANDS", {"no_such_command": "", "neither": "pytest"})

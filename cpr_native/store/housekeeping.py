@@ -124,6 +124,9 @@ class Housekeeping:
                 self.compaction_error = None
                 with self._woken:
                     self._increments += self._left
+                    self._tasks += self._increments > (
+                        self._compact or 0
+                    )  # commits came that it may not have seen
             except _Stopped:
                 self._again(based)
             except Exception as error:  # of a thread that nobody waits for: it is told at the next commit

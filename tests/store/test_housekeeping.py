@@ -10,6 +10,8 @@ import pytest
 from store_cases import PLACEMENT, SCHEMA, Model, flip, history, priorities, python, restored, segment_path
 
 from cpr_native.store import CheckpointStore, StoreWriter, files, housekeeping, inspect, verify
+from cpr_native.store.chain import ChainReader
+from cpr_native.store.compact import Run
 
 
 def disk(path: Path) -> int:
@@ -85,6 +87,40 @@ def test_priority_commits_before_the_newest_exact_point_are_removed(tmp_path: Pa
         kinds = [c.kind for c in inspect(tmp_path).chains[1].commits]
         assert "priority" not in kinds
         assert restored(store) == restored(store, "running") == model.rows()
+    assert verify(tmp_path) == []
+
+
+def test_commits_that_come_while_the_thread_looks_are_folded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, looked, goes_on = threading.Event(), threading.Event(), threading.Event()
+    priority_run = housekeeping.priority_run
+
+    def slow_run(reader: ChainReader) -> Run | None:
+        run = priority_run(reader)
+        if not looked.is_set():
+            looked.set()
+            assert goes_on.wait(60)
+        return run
+
+    monkeypatch.setattr(os, "setpriority", lambda *_: begins.wait(60))  # what the thread calls first
+    monkeypatch.setattr(housekeeping, "priority_run", slow_run)
+    store, model = CheckpointStore(tmp_path), Model()
+
+    def save(*kinds: str) -> None:
+        for kind in kinds:
+            model.train_some()
+            model.save(writer, kind)
+
+    with store.writer(SCHEMA, PLACEMENT, compact=2) as writer:
+        save("base", "delta", "delta")
+        begins.set()
+        assert looked.wait(60)
+        save("delta", "delta")
+        goes_on.set()
+        writer.housekeeping.wait()
+        assert max(increments(tmp_path)) <= 2
+        assert restored(store) == model.rows()
     assert verify(tmp_path) == []
 
 
