@@ -69,7 +69,7 @@ def dump(path: Path, job: Training) -> None:
     """Keeps everything that training goes on from, for `problems_of` in the next process."""
     engine = job.model.tables.engine
     state: dict[str, Any] = {
-        "rows": [torch.from_numpy(engine.weight(t).copy()) for t in range(3)],
+        "rows": [torch.from_numpy(np.asarray(engine.weight(t)).copy()) for t in range(3)],
         "states": [torch.from_numpy(np.asarray(engine.state(t)).copy()) for t in range(3)],
         "dense": dense_of(job.model, job.dense).capture(),
         "scalars": job.model.tables.optimizer_scalars(),
@@ -118,7 +118,7 @@ def lost_rows(path: Path, job: Training) -> list[str]:
     found = []
     for table in range(3):
         here, there = job.model.tables.engine, model.tables.engine
-        differs = (here.weight(table) != there.weight(table)).any(axis=1)
+        differs = (np.asarray(here.weight(table)) != np.asarray(there.weight(table))).any(axis=1)
         differs |= np.asarray(here.state(table)) != np.asarray(there.state(table))
         lost = np.flatnonzero(differs & ~here.dirty(table).astype(bool))
         if len(lost):

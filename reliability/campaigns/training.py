@@ -142,7 +142,9 @@ class Training:
     def rows_digest(self) -> str:
         """Of the rows alone, as `digest_of_rows` of what a restore gives."""
         engine, tables = self.model.tables.engine, range(len(ROWS))
-        return digest_of_rows([a for t in tables for a in (engine.weight(t), np.asarray(engine.state(t)))])
+        return digest_of_rows(
+            [a for t in tables for a in map(np.asarray, (engine.weight(t), engine.state(t)))]
+        )
 
 
 def train_step(model: Net, dense: torch.optim.Optimizer, batch: Batch) -> None:
@@ -156,7 +158,7 @@ def digest(model: Net, dense: torch.optim.Optimizer) -> str:
     found = hashlib.sha256()
     engine = model.tables.engine
     for table in range(len(ROWS)):
-        found.update(engine.weight(table).tobytes())
+        found.update(np.asarray(engine.weight(table)).tobytes())
         state = engine.state(table)
         assert state is not None
         found.update(state.tobytes())
