@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from recovery.jobs import BATCH, COSTS, JOB, SAMPLES, Arrays, batches, loss_of
+from recovery.jobs import BATCH, ROWS, Arrays, batches, configs, loss_of
+from recovery.towers import dense_of, engine_modules
 from torch import Tensor, nn
 
-from cpr_native.config import DataType, EmbeddingBagConfig, Trackers
+from cpr_native.config import DataType, Trackers
 from cpr_native.device import Place
-from cpr_native.modules import EmbeddingBag, EmbeddingBagCollection, EngineModule
+from cpr_native.modules import EmbeddingBag, EmbeddingBagCollection
 from cpr_native.optim import FusedOptimizer, RowWiseAdagrad
-from cpr_native.policy import Policy
 from cpr_native.recovery import RecoveryManager
-from cpr_native.store import CheckpointStore
 
-ROWS = (400, 97, 8)
 TRACKERS = Trackers(drift=True)
 STAGING = 1 << 17
 
@@ -42,18 +39,8 @@ class DeviceNet(nn.Module):
         super().__init__()
         torch.manual_seed(3)
         optimizer = optimizer or RowWiseAdagrad(lr=0.05)
-        tables = (("big", 8, ["a", "b"]), ("mid", 4, ["c"]), ("tiny", 4, ["d"]))
         self.tables = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=name,
-                    num_embeddings=rows,
-                    embedding_dim=dim,
-                    feature_names=features,
-                    data_type=data_type,
-                )
-                for (name, dim, features), rows in zip(tables, ROWS, strict=True)
-            ],
+            configs(data_type),
             optimizer=optimizer,
             seed=11,
             trackers=TRACKERS,
@@ -84,25 +71,12 @@ class DeviceNet(nn.Module):
         return out
 
 
-def dense_of(model: DeviceNet) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.mlp.parameters(), lr=0.01)
-
-
-def manage(model: nn.Module, path: Path, policy: Policy, **options: Any) -> RecoveryManager:
-    settings: dict[str, Any] = {"job": JOB, "costs": COSTS, "total_samples": SAMPLES, **options}
-    return RecoveryManager(model, CheckpointStore(path), policy=policy, **settings)
-
-
 def train(model: DeviceNet, steps: Sequence[Any], manager: RecoveryManager | None = None) -> None:
     """The tables' steps alone, each counted by `manager`."""
     for batch in steps:
         loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
         if manager is not None:
             manager.step(BATCH)
-
-
-def engine_modules(model: nn.Module) -> list[EngineModule]:
-    return [module for module in model.modules() if isinstance(module, EngineModule)]
 
 
 def rows_of(model: nn.Module) -> Arrays:

@@ -33,6 +33,17 @@ Arrays = list[NDArray[Any]]
 Ids = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def configs(data_type: DataType) -> list[EmbeddingBagConfig]:
+    """Three tables, the first of two features."""
+    tables = (("big", 8, ["a", "b"]), ("mid", 4, ["c"]), ("tiny", 4, ["d"]))
+    return [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, data_type=data_type
+        )
+        for (name, dim, features), rows in zip(tables, ROWS, strict=True)
+    ]
+
+
 class Net(torch.nn.Module):
     """Three tables (two features share the first), dropout and a small MLP."""
 
@@ -44,18 +55,8 @@ class Net(torch.nn.Module):
     ) -> None:
         super().__init__()
         torch.manual_seed(3)
-        tables = (("big", 8, ["a", "b"]), ("mid", 4, ["c"]), ("tiny", 4, ["d"]))
         self.tables = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=name,
-                    num_embeddings=rows,
-                    embedding_dim=dim,
-                    feature_names=features,
-                    data_type=data_type,
-                )
-                for (name, dim, features), rows in zip(tables, ROWS, strict=True)
-            ],
+            configs(data_type),
             optimizer=optimizer,
             seed=11,
             trackers=trackers,

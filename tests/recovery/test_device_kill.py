@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from device_memory import place_for_test
-from recovery.device_jobs import DeviceNet, dense_of, everything, manage, whole
+from recovery.device_jobs import DeviceNet, everything, whole
 from recovery.jobs import BATCH, STEPS, batch_size, batches, loss_of, same
+from recovery.towers import dense_of, manage
 
 from cpr_native.policy import Delta
 from cpr_native.recovery import ResumableLoader
@@ -23,8 +24,9 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from device_memory import place_for_test
-from recovery.device_jobs import DeviceNet, dense_of, manage
+from recovery.device_jobs import DeviceNet
 from recovery.jobs import BATCH, batches, loss_of
+from recovery.towers import dense_of, manage
 from cpr_native.policy import Delta
 from cpr_native.recovery import ResumableLoader
 

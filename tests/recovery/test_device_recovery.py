@@ -9,20 +9,9 @@ import numpy as np
 import pytest
 import torch
 from device_memory import ON_GPU, place_for_test
-from recovery.device_jobs import (
-    ROWS,
-    DeviceNet,
-    dense_of,
-    engine_modules,
-    everything,
-    lookups_of,
-    manage,
-    rows_of,
-    tracked,
-    train,
-    whole,
-)
-from recovery.jobs import BATCH, SHARDS, batch_size, batches, in_shard, loss_of, same
+from recovery.device_jobs import DeviceNet, everything, lookups_of, rows_of, tracked, train, whole
+from recovery.jobs import BATCH, ROWS, SHARDS, batch_size, batches, in_shard, loss_of, same
+from recovery.towers import dense_of, engine_modules, manage
 
 from cpr_native.config import DataType
 from cpr_native.optim import SGD, Adagrad, Adam, FusedOptimizer, PartialRowWiseAdam
