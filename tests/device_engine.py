@@ -170,6 +170,17 @@ class DeviceEngine:
         return sorted((held[words[held] >> 29 & 1 == 1] + self.twin.spec.get("row_offset", 0)).tolist())
 
 
+def skewed_bags(
+    rng: np.random.Generator, rows: tuple[int, ...], bags: int, longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids and offsets of `bags` bags a table, of up to `longest` ids each; low rows are hot."""
+    lengths = rng.integers(0, longest + 1, len(rows) * bags)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    sizes = np.diff(offsets[::bags])
+    ids = [(n * rng.random(size) ** 4).astype(np.int64) for n, size in zip(rows, sizes, strict=True)]
+    return np.concatenate(ids), offsets
+
+
 def bits(x: NDArray[Any]) -> NDArray[Any]:
     """The bits of an array, so that equal means equal, NaN and zeros too."""
     return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))

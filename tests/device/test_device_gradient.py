@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_engine import DeviceEngine, bits
+from device_engine import DeviceEngine, bits, skewed_bags
 from device_memory import LANES
 from engine import Engine
 from hypothesis import given
@@ -22,16 +22,6 @@ each_lanes = pytest.mark.parametrize("lanes", LANES)
 def pair(lanes: int = 8, seed: int = 0, **options: Any) -> tuple[Engine, DeviceEngine]:
     twin = Engine(optimizer="none", **options)
     return twin, DeviceEngine(twin=twin, lanes=lanes, device_seed=seed)
-
-
-def bags_of(
-    rng: np.random.Generator, rows: tuple[int, ...], bags: int, longest: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lengths = rng.integers(0, longest + 1, len(rows) * bags)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    sizes = np.diff(offsets[::bags])
-    ids = [(n * rng.random(size) ** 4).astype(np.int64) for n, size in zip(rows, sizes, strict=True)]
-    return np.concatenate(ids), offsets
 
 
 def assert_gradients(
@@ -56,7 +46,7 @@ def test_every_pooling_and_dtype(lanes: int, pooling: str, dtype: str) -> None:
         spec = {"dtype": dtype, "scale_grad_by_freq": number % 2 == 1, "row_offset": 5}
         twin, device = pair(lanes, number, rows=rows, dim=dim, pooling=pooling, spec=spec)
         for repeated in (False, True):
-            ids, offsets = bags_of(rng, rows, 12, 60)
+            ids, offsets = skewed_bags(rng, rows, 12, 60)
             out, batch = twin.lookup(ids, offsets)
             _, kept = device.lookup(ids, offsets)
             for _ in range(1 + repeated):  # a second backward through the same forward
@@ -87,7 +77,7 @@ def test_weights_scale_gradients(lanes: int) -> None:
     for dtype in ("float32", "float64"):
         twin, device = pair(lanes, rows=(30, 70), dim=12, spec={"dtype": dtype})
         for longest in (1, 4, 50):
-            ids, offsets = bags_of(rng, (30, 70), 15, longest)
+            ids, offsets = skewed_bags(rng, (30, 70), 15, longest)
             weights = rng.standard_normal(len(ids)).astype(dtype)
             out, batch = twin.lookup(ids, offsets, weights)
             _, kept = device.lookup(ids, offsets, weights)
@@ -154,7 +144,7 @@ def test_any_shape(data: st.DataObject, lanes: int, dim: int, pooling: str, dtyp
     rng = np.random.default_rng(seed)
     twin, device = pair(lanes, seed, rows=rows, dim=dim, pooling=pooling, spec={"dtype": dtype})
     for _ in range(data.draw(st.integers(1, 2))):
-        ids, offsets = bags_of(rng, rows, data.draw(st.integers(1, 6)), data.draw(st.integers(0, 80)))
+        ids, offsets = skewed_bags(rng, rows, data.draw(st.integers(1, 6)), data.draw(st.integers(0, 80)))
         out, batch = twin.lookup(ids, offsets)
         _, kept = device.lookup(ids, offsets)
         assert_gradients(twin, device, (batch, kept), rng.standard_normal(out.shape).astype(out.dtype))

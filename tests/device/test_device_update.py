@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_engine import DeviceEngine
+from device_engine import DeviceEngine, skewed_bags
 from device_memory import LANES
 from engine import Engine
 from hypothesis import given
@@ -23,16 +23,6 @@ OPTIMIZERS = ["sgd", "row_wise_adagrad", "adagrad", "adam", "partial_row_wise_ad
 def pair(lanes: int = 8, seed: int = 0, **options: Any) -> tuple[Engine, DeviceEngine]:
     twin = Engine(**options)
     return twin, DeviceEngine(twin=twin, lanes=lanes, device_seed=seed)
-
-
-def skewed_bags(
-    rng: np.random.Generator, rows: tuple[int, ...], bags: int, longest: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lengths = rng.integers(0, longest + 1, len(rows) * bags)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    sizes = np.diff(offsets[::bags])
-    ids = [(n * rng.random(size) ** 4).astype(np.int64) for n, size in zip(rows, sizes, strict=True)]
-    return np.concatenate(ids), offsets
 
 
 def step(
