@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,25 @@ from cpr_native._tensor import describe
 MEMORY = Path("/dev/shm")  # no disk to wait for
 
 
+BUSY = "print('begun', flush=True)\nwhile True: pass"
+
+
 @contextmanager
 def busy_cores() -> Iterator[None]:
     """Two processes a core that do nothing but compute."""
     begun = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
         for _ in range(2 * len(os.sched_getaffinity(0)))
     ]
     try:
+        for process in begun:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
         yield
     finally:
         for process in begun:
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.kill()
+            process.communicate()
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
@@ -57,16 +63,19 @@ def test_a_thread_that_gives_way_pauses_where_cores_are_wanted() -> None:
     data = np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8)
     tensor = SegmentTensor("x", "uint8", data.shape, [describe(data)])
 
-    def written(path: Path, *, gives_way: bool) -> tuple[int, int]:
+    def written(folder: Path, *, gives_way: bool, files: int, pauses: int) -> tuple[list[int], int]:
+        """Checksums of at most so many files, and the pauses in writing them; ends after so many of those."""
         if gives_way:
             give_way()
-        before = sleeps()
-        crc = SegmentFile(str(path), [tensor], {}).crc
-        return crc, sleeps() - before
+        crcs, before = [], sleeps()
+        while len(crcs) < files and sleeps() - before < pauses:
+            crcs.append(SegmentFile(str(folder / "file"), [tensor], {}).crc)  # given up: the file goes
+        return crcs, sleeps() - before
 
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder, busy_cores():
-        plain, without = in_a_thread(lambda: written(Path(folder, "a"), gives_way=False))
-        polite, pauses = in_a_thread(lambda: written(Path(folder, "b"), gives_way=True))
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name, busy_cores():
+        write = partial(written, Path(name))
+        polite, pauses = in_a_thread(lambda: write(gives_way=True, files=200, pauses=10))
+        plain, without = in_a_thread(lambda: write(gives_way=False, files=len(polite), pauses=10_000))
     assert polite == plain
     assert pauses > without
 
