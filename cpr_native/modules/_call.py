@@ -79,19 +79,23 @@ class Call:
             module._written(weights, self.frozen)
             self.tracked()
 
-    def weight_grad(self, grad: Tensor, table: int) -> Tensor:
-        """The gradient of a table's weight, dense or sparse with one entry a row; tracks the rows."""
-        return self.sparse_gradient(grad, table) if self.sparse else self.dense_gradient(grad, table)
+    def weight_grads(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The gradient of each table's weight, dense or sparse with one entry a row; tracks the rows."""
+        gradient = self.sparse_gradient if self.sparse else self.dense_gradient
+        grads = [gradient(grad, table) if needs else None for table, needs in enumerate(wanted)]
+        if any(wanted):
+            self.tracked()
+        return grads
 
     def sparse_gradient(self, grad: Tensor, table: int) -> Tensor:
-        """`weight_grad`, sparse."""
+        """The gradient of a table's weight, sparse with one entry a row."""
         rows, values = self._gradient(grad, table)
         return torch.sparse_coo_tensor(
             rows.unsqueeze(0), values, self._shape(table), is_coalesced=True, check_invariants=False
         )
 
     def dense_gradient(self, grad: Tensor, table: int) -> Tensor:
-        """`weight_grad`, dense."""
+        """The gradient of a table's weight, dense."""
         rows, values = self._gradient(grad, table)
         dense = torch.zeros(self._shape(table), dtype=values.dtype, device=values.device)
         return dense.index_copy_(0, rows, values)
@@ -132,6 +136,10 @@ class Call:
             return out
         zeros = torch.zeros(self._kept.shape, dtype=grad.dtype, device=grad.device)
         return zeros.masked_scatter_(self._kept, out)
+
+    def check(self) -> None:
+        """Raise RuntimeError after the update."""
+        self.batch()
 
     def batch(self) -> Batch | DeviceBatch:
         """The engine's copy of the ids; raises RuntimeError after the update."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpr_native.modules._handle import BETAS, FusedHandle, group_of
 from cpr_native.modules._plan import Engine
 from cpr_native.modules._row_state import joined_state, split_state, write_state
 from cpr_native.optim import FusedOptimizer, native_scalars
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 # Options of torch's optimizers that the engine doesn't have.
 _UNSUPPORTED = ("amsgrad", "decoupled_weight_decay", "lr_decay", "maximize", "momentum", "nesterov")
-_BETAS = "betas"
 
 
-class EmbeddingFusedOptimizer(torch.optim.Optimizer):
+class EmbeddingFusedOptimizer(FusedHandle):
     """The fused optimizer of a module: hyperparameters to schedule, state to save. See `fused_optimizer`.
 
     The update itself runs inside `backward`. `param_groups` has one group with all tables and torch's keys:
@@ -39,56 +38,24 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
     The name and the property are those of TorchRec. It doesn't keep its module alive.
     """
 
-    # As torch's fused optimizers: GradScaler.step() must look for no gradients, backward has used them up.
-    _step_supports_amp_scaling = True
-
     def __init__(self, module: EngineModule, settings: FusedOptimizer) -> None:
         self._module = weakref.ref(module)
         self._engine = module.engine
-        self._settings = settings
-        defaults = _group_of(settings)
-        self._keys = tuple(key for key in defaults if key != _BETAS)
-        self._has_betas = _BETAS in defaults
         # The module makes its parameters after its engine: `follow` enters them.
-        super().__init__([{"params": []}], defaults)
-        self._values = self._read(self.param_groups[0])
+        super().__init__(settings)
 
     def follow(self, weights: list[torch.nn.Parameter]) -> None:
         """Take `weights`, one a table, for the group's parameters."""
         self.param_groups[0]["params"][:] = weights
 
-    def _read(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        values = tuple([float(group[key]) for key in self._keys])
-        if self._has_betas:
-            beta1, beta2 = group[_BETAS]
-            values += (float(beta1), float(beta2))
-        return values
-
-    def _checked(self, values: tuple[float, ...]) -> FusedOptimizer:
-        changed: dict[str, Any] = dict(zip(self._keys, values, strict=False))
-        if self._has_betas:
-            changed[_BETAS] = values[-2:]
-        return replace(self._settings, **changed)
-
-    def push(self) -> None:
-        """Put the group's values in force; cheap when none has changed.
-
-        Raises:
-            ValueError: a value out of its range; all old ones stay in force.
-        """
-        values = self._read(self.param_groups[0])
-        if values != self._values:
-            before, self._settings = native_scalars(self._settings), self._checked(values)
-            for name, value in native_scalars(self._settings).items():
-                if value != before[name]:
-                    setattr(self._engine, name, value)
-            self._values = values
+    def _put(self, changed: Mapping[str, float]) -> None:
+        for name, value in changed.items():
+            setattr(self._engine, name, value)
 
     def rebind(self, engine: Engine) -> None:
         """Go on with another engine of the module, where the hyperparameters in force are put in force."""
-        for name, value in native_scalars(self._settings).items():
-            setattr(engine, name, value)
         self._engine = engine
+        self._put(native_scalars(self._settings))
 
     def assign(self, **values: Any) -> None:
         """Write hyperparameters, named as in the group, and put them in force.
@@ -96,48 +63,23 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: a value out of its range; nothing is changed then.
         """
-        group = {**self.param_groups[0], **values}
-        self._checked(self._read(group))
-        self.param_groups[0].update(values)
+        super().assign(**values)
         self.push()
-
-    @property
-    def settings(self) -> FusedOptimizer:
-        """The optimizer with the hyperparameters in force now."""
-        self.push()
-        return self._settings
 
     def scalars(self) -> dict[str, Any]:
         """The hyperparameters in force as JSON values; `lr` is called `learning_rate`."""
-        group = _group_of(self.settings)
+        group = group_of(self.settings)
         scalars = {"learning_rate": group.pop("lr"), **group}
-        return scalars | ({_BETAS: list(group[_BETAS])} if self._has_betas else {})
+        return scalars | ({BETAS: list(group[BETAS])} if self._has_betas else {})
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Put back those that `scalars` returned, others stay; ValueError as `assign`."""
         values = {name: scalars[name] for name in self.defaults if name in scalars}
         if "learning_rate" in scalars:
             values["lr"] = scalars["learning_rate"]
-        if _BETAS in values:
-            values[_BETAS] = tuple(values[_BETAS])
+        if BETAS in values:
+            values[BETAS] = tuple(values[BETAS])
         self.assign(**values)
-
-    def updated(self) -> None:
-        """Note that a backward did a step: schedulers warn when theirs comes first."""
-        self._opt_called = True
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do nothing: backward has updated the rows. Returns what `closure` returns, if there is one."""
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise NotImplementedError: the tables of one module share their hyperparameters."""
-        if self.param_groups:
-            raise NotImplementedError("the tables of a module share one parameter group")
-        super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the group and a copy of the state of all rows, in the form of torch's optimizers.
@@ -220,11 +162,6 @@ def _optimizer_of(module: EngineModule, group: dict[str, Any]) -> EmbeddingFused
     optimizer = module.fused_optimizer
     optimizer.param_groups[0].update(group)
     return optimizer
-
-
-def _group_of(settings: FusedOptimizer) -> dict[str, Any]:
-    names = ("lr", _BETAS, "eps", "weight_decay")
-    return {name: getattr(settings, name) for name in names if hasattr(settings, name)}
 
 
 def _only_group(groups: list[dict[str, Any]], tables: int) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cpr_native._native import RoutedBatch
 from cpr_native._tensor import describe
@@ -55,6 +55,10 @@ class Call:
         """Return the pooled output, new memory."""
         return pool(self.flight(), per_sample_weights, self._module.output_dim)
 
+    def check(self) -> None:
+        """Raise RuntimeError after the update."""
+        self.flight()
+
     def flight(self) -> Flight:
         """The batch; raises RuntimeError after its update."""
         if self._flight is None:
@@ -75,6 +79,10 @@ class Call:
         batch.per_sample_weight_grad(describe(grad), describe(out), threads=torch.get_num_threads())
         return out
 
+    def weight_grads(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """None: the weights are the shards'."""
+        return []
+
 
 def pool(flight: Flight, per_sample_weights: Tensor | None, output_dim: int) -> Tensor:
     """Wait for the rows and pool them: float32 [batch, output_dim]."""
@@ -84,38 +92,3 @@ def pool(flight: Flight, per_sample_weights: Tensor | None, output_dim: int) -> 
     weights = None if per_sample_weights is None else describe(per_sample_weights.detach())
     flight.batch.pool(weights, describe(out), threads=threads)
     return out
-
-
-def look_up(call: Call, hook: Tensor | None, per_sample_weights: Tensor | None) -> Tensor:
-    """Pool, and have autograd come back: for an update if there is a `hook`, for the weights' gradient."""
-    return cast(Tensor, _Lookup.apply(call, hook, per_sample_weights))  # type: ignore[no-untyped-call]
-
-
-class _Lookup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: Call, hook: Tensor | None, per_sample_weights: Tensor | None) -> Tensor:
-        out = call.pool(per_sample_weights)
-        ctx.call = call
-        # A saved tensor gives torch's own error for a second backward without retain_graph.
-        ctx.save_for_backward(out.new_empty(0))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.needs_input_grad[1] and torch.is_grad_enabled():
-            raise RuntimeError(
-                "a fused optimizer step has no second derivative: backward with create_graph=True"
-            )
-        return _gradients(ctx, grad)
-
-
-@once_differentiable
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    call: Call = ctx.call
-    _ = ctx.saved_tensors
-    call.flight()
-    grad = grad.contiguous()
-    sample_grad = call.sample_grad(grad) if ctx.needs_input_grad[2] else None
-    if ctx.needs_input_grad[1]:
-        call.update(grad)
-    return None, None, sample_grad

@@ -15,10 +15,11 @@ from cpr_native.cluster.client import ShardClients
 from cpr_native.cluster.messages import RowIds
 from cpr_native.cluster.spec import ClusterSpec
 from cpr_native.config import EmbeddingBagConfig, PoolingType
+from cpr_native.modules._autograd import record
 from cpr_native.modules._inputs import check_ids, check_per_sample_weights
 from cpr_native.modules._jagged import Keyed, KeyedJagged, bags_of, is_keyed_jagged, keyed_tensor
 from cpr_native.modules._tables import output_names
-from cpr_native.sharded._call import Call, Flight, look_up, pool
+from cpr_native.sharded._call import Call, Flight, pool
 from cpr_native.sharded.optimizer import ShardedFusedOptimizer
 
 
@@ -113,12 +114,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        group = self._optimizer.param_groups[0]
-        before, group["lr"] = group["lr"], float(value)
         try:
-            _ = self._optimizer.settings
+            self._optimizer.assign(lr=float(value))
         except ValueError as error:
-            group["lr"] = before
             raise ValueError(f"learning_rate: {error}") from None
 
     @property
@@ -237,7 +235,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         else:
             flight = self._asked(ids, offsets, self._clients.step)
         if trains or (samples and torch.is_grad_enabled()):
-            return look_up(Call(self, flight), self._hook if trains else None, per_sample_weights)
+            call = Call(self, flight)
+            return record(call, call.pool, self._hook if trains else None, per_sample_weights)
         return pool(flight, per_sample_weights, self.output_dim)
 
     def _send(self, flight: Flight, grad: Tensor) -> None:

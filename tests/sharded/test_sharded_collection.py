@@ -155,6 +155,28 @@ def test_gradients_of_per_sample_weights(tmp_path: Path) -> None:
         assert sharded.clients.step == 2
 
 
+def test_gradients_of_per_sample_weights_alone_are_no_step(tmp_path: Path) -> None:
+    tables = tables_of()
+    spec = spec_of(tmp_path, tables)
+    local = local_of(spec)
+    bags = bags_of(tables, 0)
+    with shards_of(spec) as directory:
+        sharded = sharded_of(directory, spec)
+        found = []
+        for module in (sharded, local):
+            weights = bags.weights.clone().requires_grad_()
+            out = module(bags.ids, bags.offsets, weights)
+            found += torch.autograd.grad(out, weights, gradient_for(out, 0), retain_graph=True)
+            if module is sharded:
+                assert sharded.clients.step == 1
+            out.backward(gradient_for(out, 0))
+            assert torch.equal(found[-1], weights.grad)
+        assert torch.equal(found[0], found[1])
+        settle(sharded)
+        check_same(directory, local)
+        assert sharded.clients.step == 2
+
+
 def test_nothing_is_sent_without_training(tmp_path: Path) -> None:
     tables = tables_of()
     spec = spec_of(tmp_path, tables)
