@@ -14,7 +14,7 @@ import torch
 
 from cpr_native.modules import EmbeddingFusedOptimizer
 from cpr_native.recovery import optimizers
-from cpr_native.recovery.gang import Gang
+from cpr_native.recovery.gang import ALONE, Agreement
 from cpr_native.recovery.optimizers import RowStates, class_of
 
 _OF_EACH = ("rng", "position")  # of every process, the rest is the same in all
@@ -79,7 +79,7 @@ class DenseState:
         loader: Stateful | None,
         app_state: Mapping[str, Stateful] | None = None,
         row_states: RowStates | None = None,
-        gang: Gang | None = None,
+        gang: Agreement = ALONE,
     ) -> None:
         check_optimizer(optimizer)
         check_app_state(app_state or {})
@@ -109,7 +109,7 @@ class DenseState:
         Tensors of a GPU are copied to memory of the host: a save is written by another thread, later.
         """
         state = self.alone()
-        if self._gang is not None:
+        if self._gang.shards > 1:
             state["shards"] = self._gang.gather({name: state[name] for name in _OF_EACH})
         return state
 
@@ -118,8 +118,17 @@ class DenseState:
         return {**host_copy(self.aliased()), "rng": rng_state()}
 
     def own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state of `capture` with what is this process's own in the place of the first one's."""
-        return state if self._gang is None else {**state, **state["shards"][self._gang.shard]}
+        """Return a state of `capture` with what is this process's own in the place of the first one's.
+
+        Raises ValueError for one that was captured by fewer processes.
+        """
+        of_each = state.get("shards", [{}])
+        if self._gang.shard >= len(of_each):
+            raise ValueError(
+                f"the checkpoint has the data position of {len(of_each)} processes, this one is number "
+                f"{self._gang.shard}"
+            )
+        return {**state, **of_each[self._gang.shard]}
 
     def aliased(self) -> dict[str, Any]:
         """Return what `capture` copies, less the RNG, as it is: it changes with the next step."""

@@ -1,4 +1,4 @@
-"""The processes of one job under `torch.distributed`, each with the tables of one shard."""
+"""Agreement of the processes of one job: of one alone, or of several under `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,33 @@ from cpr_native.overhead import Job
 T = TypeVar("T")
 
 
-class Gang:
+class Agreement:
     """Agreement among the processes of a job; every method is called by all of them, at the same point.
+
+    This one is of a process alone. `shard`: its number, `shards`: how many there are.
+    """
+
+    shard = 0
+    shards = 1
+
+    def gather(self, value: T) -> list[T]:
+        """Return what every process has given, by shard; plain picklable values."""
+        return [value]
+
+    def from_one(self, value: T, shard: int) -> T:
+        """Return what the process of `shard` has given."""
+        return value
+
+    def meet(self) -> None:
+        """Return when all processes are here."""
+        self.gather(None)
+
+
+ALONE = Agreement()
+
+
+class Gang(Agreement):
+    """Agreement among the processes of the default process group, each with the tables of one shard.
 
     shard: number of this process's shard, its rank in the default process group; shards: their number, the
     size of the group. limit: seconds that one waits for the others.
@@ -38,20 +63,16 @@ class Gang:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit))
 
     def gather(self, value: T) -> list[T]:
-        """Return what every process has given, by shard; plain picklable values."""
+        """See `Agreement`."""
         found: list[Any] = [None] * self.shards
         dist.all_gather_object(found, value, group=self._group)
         return found
 
     def from_one(self, value: T, shard: int) -> T:
-        """Return what the process of `shard` has given."""
+        """See `Agreement`."""
         box = [value if self.shard == shard else None]
         dist.broadcast_object_list(box, src=shard, group=self._group)
         return box[0]  # type: ignore[return-value]
-
-    def meet(self) -> None:
-        """Return when all processes are here."""
-        self.gather(None)
 
 
 def gang_of(shard: int | None, shards: int | None, job: Job) -> Gang | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cpr_native.recovery.gang import Gang
+from cpr_native.recovery.gang import ALONE, Agreement
 from cpr_native.recovery.ledger import LookupLedger
 
 
@@ -18,7 +18,7 @@ class Losses:
     count the lookups of their shard each, and enter every loss together.
     """
 
-    def __init__(self, ledger: LookupLedger, *, total_samples: int, gang: Gang | None = None) -> None:
+    def __init__(self, ledger: LookupLedger, *, total_samples: int, gang: Agreement = ALONE) -> None:
         self._ledger = ledger
         self._gang = gang
         self._total_samples = total_samples
@@ -61,9 +61,8 @@ class Losses:
         self._pls = pls
 
     def _add(self, lookups: int, samples: int) -> tuple[int, float]:
-        total = self._ledger.total
-        if self._gang is not None:
-            lookups, total = (sum(each) for each in zip(*self._gang.gather((lookups, total)), strict=True))
+        of_all = self._gang.gather((lookups, self._ledger.total))
+        lookups, total = (sum(each) for each in zip(*of_all, strict=True))
         pls = lookups / total * samples / self._total_samples if total else 0.0
         self._pls += pls
         return lookups, pls

@@ -14,7 +14,7 @@ from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
 from cpr_native.recovery.collection import TrainedCollection
 from cpr_native.recovery.dense import DenseState, Stateful
-from cpr_native.recovery.gang import gang_of
+from cpr_native.recovery.gang import ALONE, gang_of
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.progress import pace_of
@@ -102,7 +102,7 @@ class RecoveryManager(Recovering):
         )
         self._dense = DenseState(
             model, self._tables.keys, optimizer=dense_optimizer, loader=loader, app_state=app_state,
-            row_states=self._tables.row_states, gang=self._gang,
+            row_states=self._tables.row_states, gang=self._gang or ALONE,
         )  # fmt: skip
         self._shared = None if shared is None else SharedState(shared, self._tables, self._dense)
         ledger = LookupLedger(job.shards)
@@ -116,7 +116,7 @@ class RecoveryManager(Recovering):
             background=background, keep=keep, compact=compact, quantise=quantise,
             distances=self.pace.distances, gang=self._gang,
         )  # fmt: skip
-        self._losses = Losses(ledger, total_samples=total_samples, gang=self._gang)
+        self._losses = Losses(ledger, total_samples=total_samples, gang=self._gang or ALONE)
         self._half = restore.HalfRestored()
         self.recoveries: list[RecoveryReport] = []
         self.steps = 0

@@ -19,7 +19,7 @@ from cpr_native.errors import CprError
 from cpr_native.policy import Policy
 from cpr_native.recovery import restore
 from cpr_native.recovery.dense import decode
-from cpr_native.recovery.gang import Gang
+from cpr_native.recovery.gang import Agreement
 from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.members import DenseMembers
 from cpr_native.recovery.pace import Pace
@@ -43,7 +43,7 @@ class GoesOn(DenseMembers):
     samples: int
     _clients: ShardClients
     _coordinator: Coordinator | None
-    _gang: Gang | None
+    _gang: Agreement
     _losses: Losses
     _module: ShardedEmbeddingBagCollection
     _patience: float
@@ -100,7 +100,7 @@ class GoesOn(DenseMembers):
         try:
             yield
         except GONE:
-            if self.policy.recovery == "partial" or self._gang is not None:
+            if self.policy.recovery == "partial" or self._gang.shards > 1:
                 raise
             self.recover()
 
@@ -170,8 +170,7 @@ class GoesOn(DenseMembers):
             generation = self._generation(handles)
             done = self._coordinator.rollback(handles, generation=generation, ranks=self._clients.ranks)
             went = done.point.sequence, generation
-        if self._gang is not None:
-            went = self._gang.from_one(went, 0)
+        went = self._gang.from_one(went, 0)
         assert went is not None
         point = self._point(went[0])
         self._take(point, generation=went[1], applied=point.step)
@@ -182,8 +181,7 @@ class GoesOn(DenseMembers):
         if self._coordinator is not None:
             done = regroup(self._handles(), ranks=self._clients.ranks, timeout=self._patience)
             went = self._store.points()[0].sequence, done.generation, done.step
-        if self._gang is not None:
-            went = self._gang.from_one(went, 0)
+        went = self._gang.from_one(went, 0)
         assert went is not None
         point = self._point(went[0])
         self._take(point, generation=went[1], applied=went[2])

@@ -16,7 +16,7 @@ from cpr_native.overhead import ClosedLoop, Costs, Job, Plan, plan
 from cpr_native.policy import Full, Policy, SaveKind
 from cpr_native.recovery import restore
 from cpr_native.recovery.dense import DenseState, Stateful
-from cpr_native.recovery.gang import Gang
+from cpr_native.recovery.gang import ALONE, Agreement, Gang
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.losses import Losses
 from cpr_native.recovery.pace import Pace
@@ -78,7 +78,7 @@ class ClusterManager(GoesOn):
         falls_back = policy.recovery == "partial" and self.plan.strategy == "full"
         chosen: Policy = Full() if falls_back else policy
         ranks = self._clients.ranks
-        self._gang = None if ranks == 1 else Gang(self._clients.rank, ranks)
+        self._gang: Agreement = ALONE if ranks == 1 else Gang(self._clients.rank, ranks)
         self._store = spec.open_store()
         self._coordinator: Coordinator | None = None
         if self._clients.rank == 0:
@@ -145,8 +145,7 @@ class ClusterManager(GoesOn):
         for _ in range(_STARTS):
             self._begin("base", "start")
             self.flush()
-            done = self._saves.exact_step >= 0
-            if done if self._gang is None else self._gang.from_one(done, 0):
+            if self._gang.from_one(self._saves.exact_step >= 0, 0):
                 return
             self._handles()  # a lost one is waited for
             self._clients.begin(self._clients.generation, self._clients.step - 1)
@@ -171,7 +170,7 @@ class ClusterManager(GoesOn):
         self._saves.raise_error()
         if self._saves.due and self._begin(None, "due"):
             self._saves.due = False
-        if self._gang is not None:
+        if self._gang.shards > 1:
             self._saves.due = False  # begun by all at the same step, or not at all
 
     def save(self, kind: SaveKind | None = None, *, wait: bool = False) -> bool:
@@ -201,9 +200,7 @@ class ClusterManager(GoesOn):
         """Commit what no exact point has yet, as a delta, and stop; no effect when never started."""
         if self._running:
             self.flush()
-            behind = self._saves.exact_step != self._clients.step - 1
-            behind = behind if self._gang is None else self._gang.from_one(behind, 0)
-            if behind:
+            if self._gang.from_one(self._saves.exact_step != self._clients.step - 1, 0):
                 self._begin("delta", "close")
                 self.flush()
             self._clients.settle(self._patience)

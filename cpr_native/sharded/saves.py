@@ -17,7 +17,7 @@ from cpr_native.cluster.handle import ShardLost
 from cpr_native.cluster.messages import CutMissed
 from cpr_native.policy import Policy, SaveKind
 from cpr_native.recovery.dense import DenseState, encode
-from cpr_native.recovery.gang import Gang
+from cpr_native.recovery.gang import Agreement
 from cpr_native.recovery.ledger import LookupLedger
 from cpr_native.recovery.report import Cut, SaveReason, SaveReport
 from cpr_native.recovery.save_books import SaveBooks
@@ -27,7 +27,6 @@ MISSED = (CutMissed, ShardLost, TimeoutError)  # a save that came to nothing; th
 
 @dataclass(frozen=True, kw_only=True)
 class _InFlight:
-    kind: SaveKind
     reason: SaveReason
     stall_seconds: float
     done: Future[GlobalSave]
@@ -38,7 +37,7 @@ class ClusterSaves(SaveBooks):
 
     `clients`: this rank's, `coordinator`: of the process of rank 0, None in the others; `dense`: what is
     saved beside the shards' rows; `ledger`: of the lookups of all ranks, is told what commits hold; `gang`:
-    of the ranks, None for one. `seconds`: that a save may take.
+    of the ranks. `seconds`: that a save may take.
     `missed`: how many saves came to nothing since a shard was lost or too slow.
     """
 
@@ -49,7 +48,7 @@ class ClusterSaves(SaveBooks):
         dense: DenseState,
         policy: Policy,
         ledger: LookupLedger,
-        gang: Gang | None,
+        gang: Agreement,
         *,
         seconds: float,
         background: bool,
@@ -80,7 +79,7 @@ class ClusterSaves(SaveBooks):
         """Enter the lookups since the last call, of all ranks, in the ledger."""
         now = self._clients.lookups
         fresh, self._counted = now - self._counted, now
-        self._ledger.add(fresh if self._gang is None else np.sum(self._gang.gather(fresh), axis=0))
+        self._ledger.add(np.sum(self._gang.gather(fresh), axis=0))
 
     def unsaved(self, shard: int) -> int:
         """Return the lookups of a shard that no commit holds; of other ranks as many as of this one."""
@@ -103,19 +102,14 @@ class ClusterSaves(SaveBooks):
         """
         self.settle(wait=False)
         kind = kind or self.policy.kind(self.due_saves)
-        busy = self.busy if self._gang is None else any(self._gang.gather(self.busy))
-        if busy:
+        if any(self._gang.gather(self.busy)):
             self.coalesced += 1
             return False
         started = perf_counter()
         self.count()
         dense = self._dense.capture()
         asked = self._ask(kind, cut)
-        if self._gang is not None:
-            promised, kind = self._gang.from_one((asked is not None, asked.kind if asked else kind), 0)
-        else:
-            promised = asked is not None
-        if not promised:
+        if not self._gang.from_one(asked is not None, 0):
             self.missed += 1
             return False
         info = {**cut.info, "due_saves": self.due_saves + (reason == "due"), "lookups": self._ledger.total}
@@ -129,7 +123,7 @@ class ClusterSaves(SaveBooks):
             noted = {**info, "unsaved_lookups": int(unsaved.sum())}
             return self._coordinator.finish(asked, data, info=noted, engine=optimizer)
 
-        self._fly(kind, reason, perf_counter() - started, finish)
+        self._fly(reason, perf_counter() - started, finish)
         return True
 
     def _ask(self, kind: SaveKind, cut: Cut) -> GlobalCut | None:
@@ -151,14 +145,10 @@ class ClusterSaves(SaveBooks):
         except MISSED:
             return None
 
-    def _fly(
-        self, kind: SaveKind, reason: SaveReason, stall: float, finish: Callable[[], GlobalSave]
-    ) -> None:
+    def _fly(self, reason: SaveReason, stall: float, finish: Callable[[], GlobalSave]) -> None:
         if self._coordinator is None:
             return
-        self._flying = _InFlight(
-            kind=kind, reason=reason, stall_seconds=stall, done=self._thread.submit(finish)
-        )
+        self._flying = _InFlight(reason=reason, stall_seconds=stall, done=self._thread.submit(finish))
         if not self._background:
             self.settle()
 
@@ -172,7 +162,7 @@ class ClusterSaves(SaveBooks):
             saved = flying.done.result()
         except MISSED:
             self.missed += 1
-            self.due |= self._gang is None and flying.reason in ("start", "due")
+            self.due |= self._gang.shards == 1 and flying.reason in ("start", "due")
             return
         except BaseException as error:
             self._error = error

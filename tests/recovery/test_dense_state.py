@@ -10,6 +10,7 @@ import torch
 
 from cpr_native.recovery import dense
 from cpr_native.recovery.dense import DenseState, decode, encode, rng_state, set_rng_state
+from cpr_native.recovery.gang import Agreement
 
 
 class Position:
@@ -58,6 +59,44 @@ def test_round_trip_is_bit_equal_with_pointers_kept() -> None:
     assert draw() == drawn
     train(net, optimizer)
     assert all(torch.equal(value, after[key]) for key, value in net.state_dict().items())
+
+
+class OfTwo(Agreement):
+    """A process of two; `others`: what the other one gives."""
+
+    shards = 2
+
+    def __init__(self, shard: int, others: Any = None) -> None:
+        self.shard, self._others = shard, others
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self._others] if self.shard == 0 else [self._others, value]
+
+
+def test_each_process_takes_its_own_position_and_random_numbers() -> None:
+    net, position = model(), Position()
+    position.at = 3
+    random.seed(5)
+    others = {"rng": rng_state(), "position": {"at": 4}}
+    numbers = draw()
+    dense = DenseState(net, (), optimizer=None, loader=position, gang=OfTwo(0, others))
+    state = decode(encode(dense.capture()))
+    at = {}
+    for shard in (0, 1):
+        again = DenseState(net, (), optimizer=None, loader=position, gang=OfTwo(shard))
+        again.restore(again.own(state))
+        at[shard] = position.at
+    assert at == {0: 3, 1: 4}
+    assert draw() == numbers
+
+
+def test_a_process_more_than_the_checkpoint_has_is_refused() -> None:
+    state = DenseState(model(), (), optimizer=None, loader=None).capture()
+    assert "shards" not in state
+    first, second = (DenseState(model(), (), optimizer=None, loader=None, gang=OfTwo(n)) for n in (0, 1))
+    assert first.own(state) == state
+    with pytest.raises(ValueError, match="position of 1 processes, this one is number 1"):
+        second.own(state)
 
 
 def test_capture_aliases_nothing() -> None:
