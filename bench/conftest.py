@@ -12,6 +12,9 @@ import torch
 from figures import Figures
 from harness import Compare
 from pytest_benchmark.fixture import BenchmarkFixture
+from working_directory import empty_working_directory
+
+__all__ = ["empty_working_directory"]
 
 _LINES = pytest.StashKey[list[str]]()
 _FIGURES = pytest.StashKey[Figures]()
