@@ -271,6 +271,10 @@ class Collection:
     weight_decay: float
     step: int
     """Optimizer steps done: Adam's t is one more."""
+    max_stall_seconds: float
+    """How long an update waits, with staging full, for a snapshot's reader before it raises StagingFull; 60
+    at first, at least 0.
+    """
     @property
     def tables(self) -> list[TableSpec]: ...
     @property
@@ -653,6 +657,8 @@ class DeviceCollection:
 
         As much pinned memory of the host as staging is allocated. Raises SnapshotInProgress.
         """
+    max_stall_seconds: float
+    """As `Collection` has it."""
     # As `Collection` has them; arrays and the memory of arguments are the host's. What returns something
     # waits for the stream.
     def state_columns(self, table: int) -> int: ...

@@ -45,6 +45,15 @@ class DeviceSettings:
         self._native.set_step(value, self._order.stream())
 
     @property
+    def max_stall_seconds(self) -> float:
+        """As `Collection.max_stall_seconds`."""
+        return self._native.max_stall_seconds
+
+    @max_stall_seconds.setter
+    def max_stall_seconds(self, value: float) -> None:
+        self._native.max_stall_seconds = value
+
+    @property
     def skipped_steps(self) -> int:
         """As `Collection.skipped_steps`; waits for the device."""
         return self._native.skipped_steps(self._order.stream())

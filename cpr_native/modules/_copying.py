@@ -25,13 +25,13 @@ _OWN = frozenset(
 def state_of(module: EngineModule) -> dict[str, Any]:
     """What `restore` takes: the attributes, and copies of what the engine has beside the weights."""
     state = {key: value for key, value in module.__dict__.items() if key not in _OWN}
-    copied = (module.optimizer_scalars(), carried(module))
+    copied = (module.optimizer_scalars(), module._engine.max_stall_seconds, carried(module))
     return {**state, "_plan": portable(module._plan), "_copied": copied}
 
 
 def restore(module: EngineModule, state: dict[str, Any]) -> None:
     """Make `module` from what `state_of` returned, with an engine where its weights are now."""
-    scalars, kept = state.pop("_copied")
+    scalars, max_stall_seconds, kept = state.pop("_copied")
     nn.Module.__setstate__(module, state)  # type: ignore[no-untyped-call]
     weights = module._weights()
     plan = module._plan = placed(module._plan, weights)
@@ -41,6 +41,7 @@ def restore(module: EngineModule, state: dict[str, Any]) -> None:
     else:
         module._start(engine_over(plan, weights))
     module.load_optimizer_scalars(scalars)
+    module._engine.max_stall_seconds = max_stall_seconds
     for table, weight in enumerate(weights):
         put(module._engine, table, weight, kept[table])
     module._adopt()

@@ -69,6 +69,7 @@ def rebuild(module: EngineModule, plan: EnginePlan) -> None:
     plan = replace(plan, tables=tuple(tables))
     kept, scalars = carried(module), module.optimizer_scalars()
     engine = engine_over(plan, weights)
+    engine.max_stall_seconds = module._engine.max_stall_seconds
     for table, weight in enumerate(weights):
         put(engine, table, weight, kept[table])
         engine.mark_dirty(table)

@@ -159,6 +159,7 @@ void register_collection(py::module_& m) {
     require(step >= 0, "step: expected at least 0, got " + std::to_string(step));
     self.set_step(step);
   });
+  def_max_stall_seconds(c);
   c.def_property_readonly("tables", [](Collection& self) {
     std::vector<TableSpec> specs;
     for (int64_t t = 0; t < self.num_tables(); ++t) specs.push_back(self.table(t).spec());

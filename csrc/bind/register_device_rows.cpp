@@ -247,6 +247,7 @@ void register_device_rows(py::class_<DeviceCollection>& c) {
         self.bind_snapshot(at, max_staging_bytes, owner_of(owner), stream);
       },
       py::arg("memory"), py::arg("max_staging_bytes"), py::arg("owner"), py::arg("stream") = 0);
+  def_max_stall_seconds(c);
   define_reads(c);
   define_writes(c);
   c.def("begin", &begin, py::arg("selections"), py::kw_only(), py::arg("clears_dirty"),

@@ -7,6 +7,8 @@
 namespace cpr {
 namespace {
 
+constexpr double kLongestStall = 1e9;  // seconds; clocks count nanoseconds
+
 ShardRule shard_rule(const ShardRows& given, int64_t num_rows) {
   if (const int64_t* rows = std::get_if<int64_t>(&given)) {
     require(*rows >= 1, "shard_rows: expected at least 1, got " + std::to_string(*rows));
@@ -20,6 +22,11 @@ ShardRule shard_rule(const ShardRows& given, int64_t num_rows) {
 }
 
 }  // namespace
+
+void check_max_stall_seconds(double seconds) {
+  require(seconds >= 0.0 && seconds <= kLongestStall,
+          "max_stall_seconds: expected 0 to 1e9, got " + std::to_string(seconds));
+}
 
 void check_selections(const std::vector<const TableSpec*>& tables, const std::vector<SelectionRequest>& selections,
                       bool blocking, bool walk) {

@@ -114,6 +114,10 @@ class DeviceCollection {
   // bytes.
   int64_t snapshot_bytes(int64_t max_staging_bytes) const;
   void bind_snapshot(void* memory, int64_t max_staging_bytes, std::shared_ptr<void> owner, cuda::Stream stream);
+  StagingPool& staging() const {
+    check_scratch("staging");
+    return *pool_;
+  }
 
   // As Collection's of these names; memory of rows, weights, states, words and drifts is the host's. What reads waits
   // for the stream.

@@ -9,12 +9,6 @@
 
 namespace cpr {
 
-namespace {
-
-constexpr double kStallLimitSeconds = 60.0;
-
-}  // namespace
-
 // An update settles each row of its ids once, and may evict as many from the sampled lists.
 DeviceSnapshot::Touched DeviceSnapshot::most_touched(int64_t num_ids) const {
   uint64_t largest = 0;
@@ -53,7 +47,7 @@ bool DeviceSnapshot::find_room(uint64_t bytes) {
   return false;
 }
 
-// Promises the room. False if there is none after a minute.
+// Promises the room. False if there is none after max_stall_seconds.
 bool DeviceSnapshot::await_room(uint64_t bytes, std::unique_lock<std::mutex>* parts_lock) {
   using Clock = std::chrono::steady_clock;
   const auto begun = Clock::now();
@@ -69,7 +63,7 @@ bool DeviceSnapshot::await_room(uint64_t bytes, std::unique_lock<std::mutex>* pa
       const std::unique_lock<std::mutex> reader(reader_mutex_, std::try_to_lock);
       if (reader.owns_lock()) read_ready(true);
     }
-    found = waited() <= kStallLimitSeconds;
+    found = waited() <= pool_->max_stall_seconds();
     std::this_thread::yield();
     parts_lock->lock();
     if (!found) break;
@@ -80,11 +74,7 @@ bool DeviceSnapshot::await_room(uint64_t bytes, std::unique_lock<std::mutex>* pa
   return found;
 }
 
-std::string DeviceSnapshot::full_message() const {
-  return "update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) +
-         " bytes on the host) and no reader took a chunk for 60 s; read the snapshot's chunks or raise "
-         "max_staging_bytes";
-}
+std::string DeviceSnapshot::full_message() const { return pool_->full_message(" bytes on the host"); }
 
 int64_t DeviceSnapshot::prepare_step(int64_t num_ids, bool in_parts, cuda::Stream stream) {
   if (tables_.device->capturing(stream)) return num_ids;

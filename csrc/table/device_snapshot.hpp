@@ -59,11 +59,11 @@ class DeviceSnapshot : public SnapshotReader {
   // these evict from the lists: makes room for all of them, and returns num_ids. If they never fit at once, and are
   // fewer than all rows, and the update may be given to the stream in parts, it returns the number of ids, fewer, whose
   // rows there is room for, none evicted among them; else it waits for the walk's end. Waits where the reader is slow,
-  // which counts as a stall; throws StagingFull after a minute. Does nothing while the stream is captured; before a
-  // replay it is to be called.
+  // which counts as a stall; throws StagingFull after max_stall_seconds. Does nothing while the stream is captured;
+  // before a replay it is to be called.
   int64_t prepare_step(int64_t num_ids, bool in_parts, cuda::Stream stream);
   // Between the parts of such an update: for how many of the next `num_ids` ids (at least 1) there is room for a row
-  // each. After a minute the snapshot fails, and the update goes on.
+  // each. After max_stall_seconds the snapshot fails, and the update goes on.
   int64_t room_within_step(int64_t num_ids);
   // Rows were written behind the snapshot's back: it takes no more, and the reader gets `why` as an error.
   void fail(const std::string& why);

@@ -15,7 +15,6 @@ namespace cpr {
 namespace {
 
 constexpr int64_t kMinTouchedRows = 1024;
-constexpr double kStallLimitSeconds = 60.0;
 }  // namespace
 
 Snapshot::Snapshot(std::vector<Part> parts, int64_t step, std::mutex* step_mutex, std::shared_ptr<StagingPool> pool,
@@ -105,13 +104,10 @@ void Snapshot::reserve(const std::vector<int64_t>& needs) {
     const int64_t limit = 2 * pool_->max_bytes();
     waited |= pool_->bytes_out() + StagingBuffer::bytes_for(task.part.table->format(), rows) > limit;
     const auto cancelled = [this] { return discard_.load(std::memory_order_acquire); };
-    task.touched = pool_->acquire(static_cast<int>(t), task.part.table->format(), rows, limit, kStallLimitSeconds,
-                                  cancelled, [this] { return reader_starves(); });
+    task.touched = pool_->acquire(static_cast<int>(t), task.part.table->format(), rows, limit,
+                                  pool_->max_stall_seconds(), cancelled, [this] { return reader_starves(); });
     if (task.touched == nullptr && !cancelled()) {
-      throw StagingFull("update: snapshot staging is full (" + std::to_string(pool_->bytes_out()) + " of at most " +
-                        std::to_string(limit) +
-                        " bytes) and no reader took a chunk for 60 s; read the snapshot's "
-                        "chunks or raise max_staging_bytes");
+      throw StagingFull(pool_->full_message(" of at most " + std::to_string(limit) + " bytes"));
     }
   }
   if (waited) {

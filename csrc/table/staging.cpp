@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <chrono>
+#include <sstream>
 #include <utility>
 
 namespace cpr {
@@ -100,6 +101,13 @@ void StagingPool::wake() {
 int64_t StagingPool::bytes_out() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return out_;
+}
+
+std::string StagingPool::full_message(const std::string& limit) const {
+  std::ostringstream text;
+  text << "update: snapshot staging is full (" << bytes_out() << limit << ") and no reader took a chunk for "
+       << max_stall_seconds() << " s; read the snapshot's chunks, or raise max_staging_bytes or max_stall_seconds";
+  return text.str();
 }
 
 }  // namespace cpr

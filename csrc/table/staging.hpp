@@ -1,11 +1,13 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "core/views.hpp"
@@ -58,11 +60,18 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   int64_t max_bytes() const { return max_bytes_; }
   int64_t bytes_out() const;
 
+  // How long an update may wait for a reader; finite, at least 0.
+  double max_stall_seconds() const { return max_stall_seconds_.load(std::memory_order_relaxed); }
+  void set_max_stall_seconds(double seconds) { max_stall_seconds_.store(seconds, std::memory_order_relaxed); }
+  // What an update says that has waited so long; `limit`: more about the bytes that are out.
+  std::string full_message(const std::string& limit) const;
+
  private:
   friend class StagingBuffer;
   void release(HugeBuffer memory);
 
   const int64_t max_bytes_;
+  std::atomic<double> max_stall_seconds_{60.0};
   mutable std::mutex mutex_;
   std::condition_variable returned_;
   int64_t out_ = 0;

@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 import pytest
+from device_saves import Reader
 from engine import Engine, drain, trained
 
-from cpr_native._native import CprError, Selection, Snapshot
+from cpr_native._native import CprError, Selection, Snapshot, StagingFull
 from cpr_native._tensor import describe
 
 
@@ -74,6 +75,40 @@ def test_a_failed_snapshot_says_so_to_a_waiting_reader() -> None:
     again = engine.begin(Selection.all(), clears_dirty=True)
     assert len(drain(again, 1)[0].rows) == 200_000
     again.commit()
+
+
+def test_an_update_that_no_reader_makes_room_for_fails_and_may_be_tried_again() -> None:
+    engine = Engine(rows=(60_000,), dim=32, max_staging_bytes=1 << 20)
+    assert engine.native.max_stall_seconds == 60.0
+    engine.native.max_stall_seconds = 0.05
+    snapshot = engine.begin(Selection.all(), clears_dirty=True)
+    before = engine.rows_of(0)
+    ids = np.arange(0, 60_000, 3)
+    grad = np.ones((len(ids), 32), np.float32)
+    with pytest.raises(
+        StagingFull, match=r"of at most 2097152 bytes\) and no reader took a chunk for 0\.05 s"
+    ):
+        engine.step(ids, np.arange(len(ids) + 1), grad)
+    weight, state, _ = engine.rows_of(0)
+    assert np.array_equal(weight, before[0])
+    assert np.array_equal(state, before[1])
+    assert engine.native.step == 0
+    engine.native.max_stall_seconds = 60.0
+    reader = Reader(snapshot, 1)
+    assert engine.step(ids, np.arange(len(ids) + 1), grad)
+    (taken,) = reader.result()
+    assert np.array_equal(taken.weight, before[0])
+    assert np.array_equal(taken.state, before[1])
+    snapshot.commit()
+    assert engine.native.num_dirty(0) == len(ids)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 2e9])
+def test_seconds_out_of_range_are_refused(seconds: float) -> None:
+    engine = trained()
+    with pytest.raises(ValueError, match="max_stall_seconds: expected 0 to 1e9, got"):
+        engine.native.max_stall_seconds = seconds
+    assert engine.native.max_stall_seconds == 60.0
 
 
 def test_abort_beside_a_reader_loses_no_dirty_row() -> None:
