@@ -60,6 +60,9 @@ CPR_BODY void reduce_tally_body(const G& g, const SnapshotArgs& a) {
   }
 }
 
+// Updates record rows in other memory from here on. One lane.
+CPR_BODY void open_area(const SnapshotArgs& a) { *a.area = {a.records, a.capacity, 0, ~uint64_t{0}}; }
+
 // The snapshot begins: every row of the tables that take part is unsettled from here on. One lane a table.
 template <typename G>
 CPR_BODY void arm_body(const G& g, const SnapshotArgs& a) {
@@ -67,12 +70,13 @@ CPR_BODY void arm_body(const G& g, const SnapshotArgs& a) {
     g.each([&](int lane) {
       if (lane != 0) return;
       TableView& t = a.tables[table].view;
-      SelectRule rule = a.rules[table];
+      SelectRule rule = a.requests[table].rule;
+      const int64_t quota = a.requests[table].quota;
       const int64_t* tally = a.tallies + table * kTallySize;
       if (rule.kind == Select::kMostUsed) {
-        a.expected[table] = choose_highest(tally, kCountBuckets, a.quotas[table], &rule);
+        a.expected[table] = choose_highest(tally, kCountBuckets, quota, &rule);
       } else if (rule.kind == Select::kMostDrifted) {
-        a.expected[table] = choose_highest(tally + kTallyDrifts, kDriftBuckets, a.quotas[table], &rule);
+        a.expected[table] = choose_highest(tally + kTallyDrifts, kDriftBuckets, quota, &rule);
       }
       t.rule = rule;
       if (rule.kind == Select::kNone) return;
@@ -82,7 +86,10 @@ CPR_BODY void arm_body(const G& g, const SnapshotArgs& a) {
   }
   if (g.index() != 0) return;
   g.each([&](int lane) {
-    if (lane == 0) *a.cursor = 0;
+    if (lane != 0) return;
+    *a.cursor = 0;
+    *a.begun_after = *a.steps_done;
+    open_area(a);
   });
 }
 
@@ -96,12 +103,11 @@ CPR_BODY void disarm_body(const G& g, const SnapshotArgs& a) {
   }
 }
 
-// Updates record rows in other memory from here on.
 template <typename G>
 CPR_BODY void open_area_body(const G& g, const SnapshotArgs& a) {
   if (g.index() != 0) return;
   g.each([&](int lane) {
-    if (lane == 0) *a.area = {a.records, a.capacity, 0, ~uint64_t{0}};
+    if (lane == 0) open_area(a);
   });
 }
 

@@ -54,8 +54,14 @@ inline constexpr int kTallyDirty = kCountBuckets + kDriftBuckets;
 inline constexpr int kTallyListed = kTallyDirty + 1;
 inline constexpr int kTallySize = kTallyDirty + 2;
 
-// In order of one stream: tally and reduce (where a rule asks for the highest), arm, open; then for each piece count,
-// the library's scan, place, take, gather. disarm: the rest is taken by nobody.
+// What is asked for of a table.
+struct TableRequest {
+  SelectRule rule;
+  int64_t quota = 0;  // rows that kMostUsed and kMostDrifted take
+};
+
+// In order of one stream: tally and reduce (where a rule asks for the highest), arm; then for each piece count, the
+// library's scan, place, take, gather. open: updates record rows in other memory. disarm: the rest is taken by nobody.
 enum class SnapshotStep { kTally, kReduce, kArm, kDisarm, kOpen, kCount, kPlace, kTake, kGather };
 
 struct SnapshotArgs {
@@ -71,9 +77,10 @@ struct SnapshotArgs {
   int64_t copies = 1;
   int64_t* tallies = nullptr;  // [tables, kTallySize]
   // kArm
-  const SelectRule* rules = nullptr;  // [tables], as asked for
-  const int64_t* quotas = nullptr;    // [tables]: rows that kMostUsed and kMostDrifted take
-  int64_t* expected = nullptr;        // [tables]: rows that will be taken; written by kArm and the first piece
+  const TableRequest* requests = nullptr;  // [tables]
+  const int64_t* steps_done = nullptr;     // of the optimizer
+  int64_t* begun_after = nullptr;          // steps done when the snapshot began
+  int64_t* expected = nullptr;             // [tables]: rows that will be taken; written by kArm and the first piece
   // A piece
   bool first = false;
   bool whole = false;               // all tiles are counted
@@ -85,9 +92,9 @@ struct SnapshotArgs {
   int64_t* limit = nullptr;         // tiles from the cursor to it are counted anew for the next piece
   PieceHead* piece = nullptr;
   int64_t* piece_records = nullptr;  // [tables]: of the piece
-  char* records = nullptr;           // of a piece, or of updates from kOpen on
+  char* records = nullptr;           // of a piece, or of updates from kArm or kOpen on
   uint64_t capacity = 0;
-  TouchedArea* area = nullptr;  // kOpen
+  TouchedArea* area = nullptr;  // kArm, kOpen
 };
 
 }  // namespace cpr::cuda

@@ -165,7 +165,7 @@ void DeviceSnapshot::abort() {
 void DeviceSnapshot::await_info() const {
   std::call_once(info_once_, [this] {
     info_copied_->synchronize();
-    step_ = *tables_.staging->step_copied;
+    step_ = *tables_.staging->begun_after_copied;
     expected_.assign(tables_.staging->expected_copied, tables_.staging->expected_copied + requests_.size());
   });
 }

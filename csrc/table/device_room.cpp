@@ -41,7 +41,7 @@ bool DeviceSnapshot::find_room(uint64_t bytes) {
   for (Part& part : tables_.staging->parts) {
     if (part.walk || part.use != Use::kFree || static_cast<uint64_t>(part.capacity) < bytes) continue;
     seal_open();
-    open(&part);
+    open(&part, cuda::SnapshotStep::kOpen);
     return true;
   }
   return false;

@@ -47,22 +47,19 @@ cuda::SnapshotArgs DeviceSnapshot::args_of(const Part* part) const {
   return args;
 }
 
-void DeviceSnapshot::upload_rules() {
+void DeviceSnapshot::upload_requests() {
   const DeviceStaging& staging = *tables_.staging;
-  std::vector<SelectRule> rules;
-  std::vector<int64_t> quotas;
+  std::vector<cuda::TableRequest> requests;
   for (size_t t = 0; t < requests_.size(); ++t) {
-    SelectRule rule = requests_[t].rule;
-    if (rule.kind == Select::kRows) {
+    cuda::TableRequest request{requests_[t].rule, requests_[t].quota};
+    if (request.rule.kind == Select::kRows) {
       const std::vector<uint8_t>& bits = requests_[t].mask->bits;
       tables_.device->upload(staging.masks[t], bits.data(), bits.size(), stream_);
-      rule.mask = staging.masks[t];
+      request.rule.mask = staging.masks[t];
     }
-    rules.push_back(rule);
-    quotas.push_back(requests_[t].quota);
+    requests.push_back(request);
   }
-  tables_.device->upload(staging.rules, rules.data(), rules.size() * sizeof(SelectRule), stream_);
-  tables_.device->upload(staging.quotas, quotas.data(), quotas.size() * sizeof(int64_t), stream_);
+  tables_.device->upload(staging.requests, requests.data(), requests.size() * sizeof(cuda::TableRequest), stream_);
 }
 
 // Of the tables from the first to the last that need it.
@@ -115,19 +112,21 @@ void DeviceSnapshot::to_side(Part* part) {
 void DeviceSnapshot::copy_info() {
   const DeviceStaging& staging = *tables_.staging;
   const cuda::Stream side = staging.side();
-  tables_.device->copy(staging.step, tables_.step, sizeof(int64_t), stream_);
   info_filled_->record(stream_);
   info_filled_->wait(side);
-  tables_.device->download(staging.step_copied, staging.step, sizeof(int64_t), side);
-  tables_.device->download(staging.expected_copied, staging.args.expected, requests_.size() * sizeof(int64_t), side);
+  const auto* begin = reinterpret_cast<const char*>(staging.args.begun_after);
+  const auto* end = reinterpret_cast<const char*>(staging.args.expected + requests_.size());
+  tables_.device->download(staging.begun_after_copied, begin, static_cast<size_t>(end - begin), side);
   info_copied_->record(side);
 }
 
-void DeviceSnapshot::open(Part* part) {
+// kOpen, or kArm, which opens the first one.
+void DeviceSnapshot::open(Part* part, cuda::SnapshotStep step) {
   cuda::SnapshotArgs args = args_of(nullptr);
+  args.steps_done = tables_.step;
   args.records = part->records;
   args.capacity = static_cast<uint64_t>(part->capacity);
-  launch(cuda::SnapshotStep::kOpen, args, 1);
+  launch(step, args, static_cast<int64_t>(requests_.size()));
   part->use = Use::kOpen;
   room_ = args.capacity;
 }
@@ -145,9 +144,9 @@ void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
   stream_ = stream;
   walks_ = walks;
   begun_->record(stream_);
-  upload_rules();
+  upload_requests();
   tally();
-  launch(cuda::SnapshotStep::kArm, args_of(nullptr), static_cast<int64_t>(requests_.size()));
+  open(&tables_.staging->parts[DeviceStaging::kParts / 2], cuda::SnapshotStep::kArm);
   Part* part = walks ? &tables_.staging->parts[0] : nullptr;
   cuda::SnapshotArgs args = args_of(part);
   args.first = true;
@@ -159,7 +158,6 @@ void DeviceSnapshot::start(bool walks, cuda::Stream stream) {
     part->begun->record(stream_);
     take(args, part);
   }
-  open(&tables_.staging->parts[DeviceStaging::kParts / 2]);
 }
 
 void DeviceSnapshot::poll(Part* part) {

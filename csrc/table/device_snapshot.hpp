@@ -104,12 +104,12 @@ class DeviceSnapshot : public SnapshotReader {
   // Training side; parts_mutex_ is held, and step_mutex where work is given to the training stream.
   void launch(cuda::SnapshotStep step, cuda::SnapshotArgs args, int64_t items);
   cuda::SnapshotArgs args_of(const Part* part) const;
-  void upload_rules();
+  void upload_requests();
   void tally();
   void count_and_place(const cuda::SnapshotArgs& args);
   void take(const cuda::SnapshotArgs& args, Part* part);
   void copy_info();
-  void open(Part* part);
+  void open(Part* part, cuda::SnapshotStep step);
   void seal_open();
   void to_side(Part* part);
   void poll(Part* part);

@@ -60,8 +60,8 @@ int64_t DeviceStaging::place(cuda::Device* device, const std::vector<cuda::Table
   args.first_tile = first_tile_ = places.take<int64_t>(n + 1);
   args.partial = places.take<uint32_t>(args.copies * n * cuda::kTallySize);
   args.tallies = places.take<int64_t>(n * cuda::kTallySize);
-  args.rules = rules = places.take<SelectRule>(n);
-  args.quotas = quotas = places.take<int64_t>(n);
+  args.requests = requests = places.take<cuda::TableRequest>(n);
+  args.begun_after = places.take<int64_t>(1);
   args.expected = places.take<int64_t>(n);
   args.counts = places.take<uint32_t>(tiles + 1);
   args.sums = places.take<uint32_t>(tiles + 1);
@@ -69,7 +69,6 @@ int64_t DeviceStaging::place(cuda::Device* device, const std::vector<cuda::Table
   args.cursor = places.take<int64_t>(1);
   args.limit = places.take<int64_t>(1);
   args.area = places.take<cuda::TouchedArea>(1);
-  step = places.take<int64_t>(1);
   last_piece = places.take<cuda::PieceHead>(1);
   last_records = places.take<int64_t>(n);
   uint8_t* mask = places.take<uint8_t>(mask_bytes);
@@ -115,7 +114,7 @@ DeviceStaging::DeviceStaging(cuda::Device* device, const std::vector<cuda::Table
       part.sealed_copied = places.take<cuda::TouchedArea>(1);
       part.copied = places.take<char>(part.capacity);
     }
-    step_copied = places.take<int64_t>(1);
+    begun_after_copied = places.take<int64_t>(1);
     expected_copied = places.take<int64_t>(static_cast<int64_t>(tables.size()));
     return places.bytes();
   };

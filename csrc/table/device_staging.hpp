@@ -56,13 +56,12 @@ class DeviceStaging {
   void* seam = nullptr;
   cuda::PieceHead* last_piece = nullptr;  // of a walk that takes nothing
   int64_t* last_records = nullptr;
-  SelectRule* rules = nullptr;
-  int64_t* quotas = nullptr;
-  int64_t* step = nullptr;
-  int64_t* step_copied = nullptr;
-  int64_t* expected_copied = nullptr;  // [tables]
-  std::vector<uint8_t*> masks;         // on the device, by table
-  char* scratch = nullptr;             // of row operations
+  cuda::TableRequest* requests = nullptr;
+  // Steps done and [tables] rows expected lie behind each other, here as there.
+  int64_t* begun_after_copied = nullptr;
+  int64_t* expected_copied = nullptr;
+  std::vector<uint8_t*> masks;  // on the device, by table
+  char* scratch = nullptr;      // of row operations
   int64_t scratch_bytes = 0;
   int64_t largest_record = 0;
   cuda::Stream side() const { return *side_; }
