@@ -9,6 +9,19 @@
 
 namespace cpr {
 
+struct IdsArgument {
+  const void* data = nullptr;
+  bool are_64bit = false;
+  int64_t n = 0;
+};
+
+// One dimension of fewer than 2^31 int32 or int64. Throws std::invalid_argument, TypeError.
+IdsArgument checked_ids(const TensorRef& ids);
+void take_ids(const TensorRef& ids, LookupInput* in);
+// Likewise, of any number.
+void take_offsets(const TensorRef& offsets, LookupInput* in);
+void check_max_norm(double max_norm);
+
 // What of a collection a lookup's arguments have to fit.
 struct InputShape {
   int64_t features = 0;

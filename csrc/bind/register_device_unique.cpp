@@ -6,6 +6,7 @@
 
 #include "bind/checks.hpp"
 #include "bind/device_arguments.hpp"
+#include "bind/lookup_arguments.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "table/device_collection.hpp"
@@ -35,22 +36,9 @@ void gradient(DeviceCollection& c, DeviceBatch& batch, const TensorRef& grad, in
   c.gradient(&batch, g, table, to_rows, to_values, number, workspace, stream);
 }
 
-struct Ids {
-  const void* data = nullptr;
-  bool are_64bit = false;
-  int64_t n = 0;
-};
-
-Ids checked_ids(const TensorRef& ids) {
-  const bool wide = is_64bit(ids, "ids");
-  check_shape(ids, "ids", {ids.size()});
-  require(ids.size() < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(ids.size()));
-  return {reinterpret_cast<const void*>(ids.address), wide, ids.size()};
-}
-
 void track(DeviceCollection& c, int64_t table, const TensorRef& ids, const TensorRef& memory, Stream stream) {
   checked_table(c, table);
-  const Ids of = checked_ids(ids);
+  const IdsArgument of = checked_ids(ids);
   void* workspace = checked_memory(memory, "memory", c.ids_bytes(of.n));
   py::gil_scoped_release release;
   c.track(table, of.data, of.are_64bit, of.n, workspace, stream);
@@ -66,10 +54,9 @@ int checked_norm(double norm_type) {
 void renormalise(DeviceCollection& c, int64_t table, const TensorRef& ids, double max_norm, double norm_type,
                  const TensorRef& count, const TensorRef& memory, Stream stream) {
   checked_table(c, table);
-  require(max_norm >= 0.0 && std::isfinite(max_norm),
-          "max_norm: expected a finite value >= 0, got " + std::to_string(max_norm));
+  check_max_norm(max_norm);
   const int norm = checked_norm(norm_type);
-  const Ids of = checked_ids(ids);
+  const IdsArgument of = checked_ids(ids);
   check_shape(count, "count", {1});
   auto* number = data_of<int64_t>(count, "count", "int64");
   void* workspace = checked_memory(memory, "memory", c.ids_bytes(of.n));

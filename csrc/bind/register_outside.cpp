@@ -3,11 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cmath>
 #include <memory>
 #include <optional>
 
 #include "bind/checks.hpp"
+#include "bind/lookup_arguments.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "table/collection.hpp"
@@ -73,30 +73,20 @@ int64_t mark_dirty_nonzero(Collection& c, int64_t table, const TensorRef& grad) 
   return c.mark_dirty_nonzero(table, reinterpret_cast<const void*>(grad.address), dtype);
 }
 
-const void* checked_ids(const TensorRef& ids, bool* wide) {
-  *wide = is_64bit(ids, "ids");
-  check_shape(ids, "ids", {ids.size()});
-  require(ids.size() < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(ids.size()));
-  return reinterpret_cast<const void*>(ids.address);
-}
-
 void track(Collection& c, int64_t table, const TensorRef& ids) {
   check_table(c, table);
-  bool wide = false;
-  const void* data = checked_ids(ids, &wide);
+  const IdsArgument of = checked_ids(ids);
   py::gil_scoped_release release;
-  c.track(table, data, wide, ids.size());
+  c.track(table, of.data, of.are_64bit, of.n);
 }
 
 int64_t renormalise(Collection& c, int64_t table, const TensorRef& ids, double max_norm, double norm_type) {
   check_table(c, table);
-  require(max_norm >= 0.0 && std::isfinite(max_norm),
-          "max_norm: expected a finite value >= 0, got " + std::to_string(max_norm));
+  check_max_norm(max_norm);
   require(norm_type > 0.0, "norm_type: expected a value > 0, got " + std::to_string(norm_type));
-  bool wide = false;
-  const void* data = checked_ids(ids, &wide);
+  const IdsArgument of = checked_ids(ids);
   py::gil_scoped_release release;
-  return c.renormalise(table, data, wide, ids.size(), max_norm, norm_type);
+  return c.renormalise(table, of.data, of.are_64bit, of.n, max_norm, norm_type);
 }
 
 }  // namespace

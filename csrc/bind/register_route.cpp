@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind/checks.hpp"
+#include "bind/lookup_arguments.hpp"
 #include "bind/register.hpp"
 #include "bind/tensor_ref.hpp"
 #include "table/route.hpp"
@@ -72,14 +73,8 @@ std::shared_ptr<Router> make_router(const std::vector<TableSpec>& specs, const s
 
 LookupInput input_of(const Router& router, const TensorRef& ids, const TensorRef& offsets) {
   LookupInput in;
-  in.ids_are_64bit = is_64bit(ids, "ids");
-  in.ids = reinterpret_cast<const void*>(ids.address);
-  check_shape(ids, "ids", {ids.size()});
-  in.num_ids = ids.size();
-  require(in.num_ids < kMaxIds, "ids: expected fewer than 2^31, got " + std::to_string(in.num_ids));
-  in.offsets_are_64bit = is_64bit(offsets, "offsets");
-  in.offsets = reinterpret_cast<const void*>(offsets.address);
-  check_shape(offsets, "offsets", {offsets.size()});
+  take_ids(ids, &in);
+  take_offsets(offsets, &in);
   const int64_t features = router.num_features();
   const int64_t bags = offsets.size() - 1;
   require(bags >= 0 && bags % features == 0, "offsets: expected features * batch + 1 elements with " +
