@@ -77,8 +77,8 @@ types: $(VENV)/test.stamp $(VENV)/lint.stamp  ## mypy --strict, and the native m
 	MYPYPATH=studies:examples:reliability $(BIN)/mypy -p study_common -p cpr_study -p scar_study -p campaigns -p quantised_study -p scale_study
 	$(BIN)/stubtest cpr_native._native --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 
-# Under 15 minutes on two cores that do nothing else; tables and yardsticks of up to 14 GB.
-bench: $(VENV)/test.stamp  ## the benchmarks, timed; writes build/bench/engine.json and snapshot.json
+# Under 30 minutes on two cores that do nothing else; tables and yardsticks of up to 14 GB.
+bench: $(VENV)/test.stamp  ## the benchmarks, timed; writes build/bench/engine.json, snapshot.json and cluster.json
 	$(BIN)/pytest bench --benchmark-only --timeout 600 $(ARGS)
 
 # Under 90 minutes on two cores that do nothing else; one that was stopped goes on where it was.
