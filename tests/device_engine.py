@@ -71,7 +71,8 @@ class DeviceEngine:
             describe(rest["metadata"]),
             describe(rest["slots"]),
             describe(rest["claims"]),
-            owner=[weight, *arrays, *rest.values()],  # not self: the collection would keep itself
+            # Not self: the collection would keep itself. `kept`: given up, a snapshot runs what still waits.
+            owner=[weight, *arrays, *rest.values(), self.kept],
         )
         return {"weight": weight, "arrays": arrays, **rest}
 
