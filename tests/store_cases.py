@@ -246,3 +246,9 @@ def read_rows(
 def copy(source: Path, target: Path) -> Path:
     shutil.copytree(source, target)
     return target
+
+
+def increments(path: Path) -> list[int]:
+    """How many commits are on the base of each chain, as a running restore reads them."""
+    plan = CheckpointStore(path).latest("running").plan()
+    return [len(chain.commits) - 1 for chain in plan.chains]

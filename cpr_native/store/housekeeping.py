@@ -48,9 +48,8 @@ class Housekeeping:
         self._based = False
         self._left = 0  # increments of the longest chain that was left as it was
         self._increments = compact or 0  # at most, of any chain; at first unknown: the first commit looks
-        self.sweep: Callable[[], object] | None = (
-            None  # of a remote checkpoint: removes there what is gone here
-        )
+        # Of a remote checkpoint: removes there what is gone here.
+        self.sweep: Callable[[], object] | None = None
         self.retention_error: str | None = None
         self.compaction_error: str | None = None
 
@@ -124,9 +123,8 @@ class Housekeeping:
                 self.compaction_error = None
                 with self._woken:
                     self._increments += self._left
-                    self._tasks += self._increments > (
-                        self._compact or 0
-                    )  # commits came that it may not have seen
+                    # Commits came that it may not have seen.
+                    self._tasks += self._increments > (self._compact or 0)
             except _Stopped:
                 self._again(based)
             except Exception as error:  # of a thread that nobody waits for: it is told at the next commit
@@ -141,9 +139,10 @@ class Housekeeping:
             self.prune()
 
     def _again(self, based: bool) -> None:
-        """Makes the next commit wake the thread for what it was stopped in."""
+        """Makes a commit that came since, or the next one, wake the thread for what it was stopped in."""
         with self._woken:
-            self._increments = self._compact or 0
+            self._tasks += self._increments > 0
+            self._increments += self._compact or 0
             self._based |= based
 
     def _watch(self, _: int) -> None:
