@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -122,8 +123,8 @@ class Life:
         report = self._again(lambda: manager.recover([shard]))
         self.log.write("resumed", report.step, self.job.rows_digest())
 
-    def train(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+    def train(self, over: Callable[[], bool]) -> None:
+        """Trains until `over` says so after a step; recovers now and then."""
         measured = 0.0
         for batch in self.job.loader:
             train_step(self.job.model, self.job.dense, batch)
@@ -136,7 +137,7 @@ class Life:
             if now - measured >= 1:
                 measured = now
                 self.log.write("memory", round(memory_mb(), 2), descriptors())
-            if now >= end:
+            if over():
                 break
             if self.random.random() < 1 / 400:
                 self.recover()
@@ -160,5 +161,6 @@ def live(folder: Path, shards: int, rate: float, seed: int, seconds: float, opti
     life = Life(folder, shards, rate, seed, options)
     with system.use(life.disk):
         life.resume()
-        life.train(seconds)
+        end = time.monotonic() + seconds
+        life.train(lambda: time.monotonic() >= end)
         life.close()
