@@ -92,7 +92,7 @@ def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
 def test_a_queue_that_stays_full_is_reported(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ranks=2, staleness=5, max_queued=1)
     with running(spec) as directory:
-        clients = ShardClients(directory, rank=0, ranks=2, timeout=1.0, patience=3.0, window=1)
+        clients = ShardClients(directory, rank=0, ranks=2, timeout=3.0, patience=3.0, window=1)
         job = Job(directory, spec, clients)
         job.train(1)
         with pytest.raises(QueueFull, match="updates wait for step 1 of ranks"):

@@ -145,8 +145,8 @@ def test_a_cut_that_misses_its_deadline_merges_its_marks_back(
         return ref
 
     monkeypatch.setattr(writer, "_prepare", wait)
-    cut = job.coordinator.begin(job.handles, generation=1, step=5, kind="delta", seconds=0.3)
-    threading.Timer(0.6, slow.set).start()
+    cut = job.coordinator.begin(job.handles, generation=1, step=5, kind="delta", seconds=2.0)
+    threading.Timer(2.1, slow.set).start()
     with pytest.raises(
         CutMissed, match=r"shard 1: CutMissed: shard 1: cut .* of step 5: not committed within"
     ):

@@ -100,23 +100,37 @@ def test_shared_memory_brings_all_rows_back(tmp_path: Path) -> None:
 
 
 def test_a_shard_killed_in_a_save_leaves_no_point(tmp_path: Path) -> None:
+    """Tried until the signal comes while the shard writes: on a busy machine it may come after its commit."""
     cluster = Cluster(tmp_path, tables=(("big", 200_000, 64), ("b", 3, 8)))
-    train(cluster.trainers, 1, 2)
+    (trainer,) = cluster.trainers
+    train([trainer], 1, 2)
     cluster.save(2)
-    train(cluster.trainers, 3, 4)
-    cut = cluster.coordinator.begin(cluster.handles, generation=1, step=4, kind="base", seconds=TIMEOUT)
-    os.kill(cluster.directory.life(1).pid, signal.SIGKILL)  # while it writes 26 MB
-    with pytest.raises(CutMissed, match="shard 1: ShardLost"):
-        cluster.coordinator.finish(cut, DENSE)
-    assert next(iter(CheckpointStore(cluster.spec.store).points())).step == 2
-    train(cluster.trainers, 5, 6)
-    assert cluster.trainers[0].lost == [(1, 2)]
-    assert cluster.save(6).step == 6
+    point, step = 2, 2
+    while not trainer.lost or trainer.lost[-1] == (1, 0):
+        train([trainer], step + 1, step + 2)
+        step += 2
+        cut = cluster.coordinator.begin(
+            cluster.handles, generation=1, step=step, kind="base", seconds=TIMEOUT
+        )
+        os.kill(cluster.directory.life(1).pid, signal.SIGKILL)  # while it writes 26 MB
+        missed: CutMissed | None = None
+        try:
+            cluster.coordinator.finish(cut, DENSE)
+            point = step
+        except CutMissed as error:
+            missed = error
+        assert missed is None or "shard 1: ShardLost" in str(missed)
+        assert next(iter(CheckpointStore(cluster.spec.store).points())).step == point
+        train([trainer], step + 1, step + 1)
+        step += 1
+    assert trainer.lost[-1] == (1, 2)
+    assert cluster.save(step).step == step
+    kept = [each for each in range(1, step + 1) if each not in (step - 2, step - 1)]
     for generation in (None, 2):
         if generation is not None:
-            assert cluster.coordinator.rollback(cluster.handles, generation=generation).point.step == 6
-        check_rows(cluster, 1, local_of(cluster.spec, [1, 2, 5, 6]))
-        check_rows(cluster, 0, local_of(cluster.spec, [1, 2, 3, 4, 5, 6]))
+            assert cluster.coordinator.rollback(cluster.handles, generation=generation).point.step == step
+        check_rows(cluster, 1, local_of(cluster.spec, kept))
+        check_rows(cluster, 0, local_of(cluster.spec, list(range(1, step + 1))))
     cluster.close()
 
 

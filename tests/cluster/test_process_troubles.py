@@ -25,7 +25,7 @@ def test_a_frozen_shard_costs_a_save_and_no_more(cluster: Cluster) -> None:
     train(cluster.trainers, 1, 2)
     cluster.save(2)
     train(cluster.trainers, 3, 3)
-    cluster.coordinator._timeout = 0.3
+    cluster.coordinator._timeout = 2.0
     pid = cluster.directory.life(1).pid
     os.kill(pid, signal.SIGSTOP)
     try:
