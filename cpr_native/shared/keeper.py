@@ -1,7 +1,7 @@
 """The keeper: a small process that holds memory by name and hands its descriptor to who asks.
 
 It listens on an abstract socket of its user. A client is sent one message: the descriptor of the memory, or,
-if it sent `stop`, nothing before the process ends.
+if it sent `stop`, nothing before its name is free.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 from cpr_native.errors import CprError
 
@@ -47,44 +48,52 @@ def _connect(name: str) -> socket.socket | None:
     return connection
 
 
+def _start(name: str) -> None:
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "cpr_native.shared.keeper", name],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)],
+        setsid=True,  # what ends this process's group or terminal leaves it alone
+    )
+
+
 def descriptor(name: str) -> int:
     """Return a descriptor of the memory called `name`; starts its keeper unless it runs.
 
-    Raises ValueError for a bad name, OSError when the process can't be started.
+    Raises ValueError for a bad name, OSError when the process can't be started or this one has no descriptor
+    left, TimeoutError when no keeper answers.
     """
-    connection = _connect(name)
-    if connection is None:
-        os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", "cpr_native.shared.keeper", name],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)],
-            setsid=True,  # what ends this process's group or terminal leaves it alone
-        )
     deadline = time.monotonic() + _START_SECONDS
-    while connection is None:
+    starting = False
+    while True:
+        connection = _connect(name)
+        if connection is not None:
+            starting = False
+            with connection, suppress(ConnectionError):  # of one that was about to end
+                connection.sendall(_KEEP)
+                sent, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+                if descriptors:
+                    os.set_inheritable(descriptors[0], False)
+                    return descriptors[0]
+                if sent:
+                    raise OSError(f"keeper {name}: expected a descriptor, got none: too many are open here")
+        elif not starting:
+            _start(name)
+            starting = True
         if time.monotonic() > deadline:
             raise TimeoutError(f"keeper {name}: no process answers {_START_SECONDS} s after its start")
         time.sleep(0.01)
-        connection = _connect(name)
-    with connection:
-        connection.sendall(_KEEP)
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-    if not descriptors:
-        raise OSError(f"keeper {name}: it sent no memory")
-    os.set_inheritable(descriptors[0], False)
-    return descriptors[0]
 
 
 def stop(name: str) -> bool:
     """End the keeper of `name`; False if none runs. Who has attached keeps the memory until it ends."""
-    connection = _connect(name)
-    if connection is None:
-        return False
-    with connection:
-        connection.sendall(_STOP)
-        connection.recv(1)
-    return True
+    while (connection := _connect(name)) is not None:
+        with connection, suppress(ConnectionError):  # of one that was about to end
+            connection.sendall(_STOP)
+            connection.recv(1)
+            return True
+    return False
 
 
 def keep(name: str) -> bool:
@@ -109,6 +118,7 @@ def keep(name: str) -> bool:
                         continue
                     wanted = connection.recv(len(_KEEP))
                     if wanted == _STOP:
+                        listening.close()  # before this client hears of it: the next one finds none
                         return True
                     socket.send_fds(connection, [b"m"], [memory])
                 except OSError:
